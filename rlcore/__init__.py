@@ -1,0 +1,56 @@
+"""rlcore: reinforcement-learning post-training of language models, a slim core with plugins.
+
+Importing it loads nothing heavy: public names arrive when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcore.controller.dispatch import dispatch as dispatch
+    from rlcore.data.batch import Batch as Batch
+    from rlcore.hooks import hookimpl as hookimpl
+    from rlcore.protocols.reward import RewardResult as RewardResult
+    from rlcore.protocols.reward import batched as batched
+    from rlcore.registry import catalog as catalog
+    from rlcore.registry import resolve as resolve
+    from rlcore.types import LossTerms as LossTerms
+    from rlcore.types import Mesh as Mesh
+    from rlcore.types import Request as Request
+    from rlcore.types import Sample as Sample
+    from rlcore.types import Sampling as Sampling
+    from rlcore.types import TokenOutputs as TokenOutputs
+    from rlcore.workers.base import Worker as Worker
+
+_HOMES = {
+    "Batch": "rlcore.data.batch",
+    "LossTerms": "rlcore.types",
+    "Mesh": "rlcore.types",
+    "Request": "rlcore.types",
+    "RewardResult": "rlcore.protocols.reward",
+    "Sample": "rlcore.types",
+    "Sampling": "rlcore.types",
+    "TokenOutputs": "rlcore.types",
+    "Worker": "rlcore.workers.base",
+    "batched": "rlcore.protocols.reward",
+    "catalog": "rlcore.registry",
+    "dispatch": "rlcore.controller.dispatch",
+    "hookimpl": "rlcore.hooks",
+    "resolve": "rlcore.registry",
+}
+
+__version__ = "0.1.0"
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlcore' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,78 @@
+"""Advantages: pure functions from rewards to how much better than expected a response, or a token, was.
+
+Shapes: B rows, T tokens laid end to end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def group_mean(values: Tensor, group_id: Tensor) -> Tensor:
+    """[B] mean of each row's group; groups need not be adjacent."""
+    _, group = group_id.unique(return_inverse=True)
+    sums = torch.zeros(int(group.max()) + 1 if len(group) else 0, dtype=values.dtype).index_add_(0, group, values)
+    return (sums / group.bincount(minlength=len(sums)))[group]
+
+
+def group_variance(values: Tensor, group_id: Tensor) -> Tensor:
+    """[B] population variance of each row's group."""
+    values = values.double()  # equal numbers then have exactly their own value as mean
+    return group_mean((values - group_mean(values, group_id)) ** 2, group_id)
+
+
+def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, eps: float = 1e-6) -> Tensor:
+    """A_i = (r_i - mean of its group) / (std of its group + eps), [B] float32.
+
+    GRPO, arXiv 2402.03300, section 4.1.2, with the sample standard deviation (n - 1) of its reference implementations.
+    A group of one has advantage 0: there is nothing to compare it with. by_std=False leaves the division out (Dr. GRPO,
+    arXiv 2503.20783).
+    """
+    reward = reward.double()
+    centred = reward - group_mean(reward, group_id)
+    if by_std:
+        size = group_mean(torch.ones_like(reward), group_id) * _group_size(group_id)
+        unbiased = group_variance(reward, group_id) * size / (size - 1).clamp(min=1)
+        centred = centred / (unbiased.sqrt() + eps)
+    return centred.float()
+
+
+def gae(
+    rewards: Tensor, values: Tensor, loss_mask: Tensor, lengths: Tensor, *, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation, arXiv 1506.02438, eq. 11 and 16, over the loss tokens of each sample.
+
+    delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  returns = A + V. The next state of a loss
+    token is that of the sample's next loss token; after the last one the value is 0.
+
+    Args:
+        rewards, values: [T] floating; only loss tokens count.
+        loss_mask: [T] bool.
+        lengths: [B] tokens of each sample.
+
+    Returns:
+        advantages and returns, [T], zero outside the mask.
+    """
+    row = torch.arange(len(lengths)).repeat_interleave(lengths)[loss_mask]
+    counts = torch.bincount(row, minlength=len(lengths))
+    longest = int(counts.max()) if len(counts) else 0
+    place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    table_r = torch.zeros(len(lengths), longest + 1, dtype=rewards.dtype)
+    table_v = torch.zeros(len(lengths), longest + 1, dtype=values.dtype)
+    table_r[row, place] = rewards[loss_mask]
+    table_v[row, place] = values[loss_mask]
+    delta = table_r[:, :longest] + gamma * table_v[:, 1:] - table_v[:, :longest]
+    table_a = torch.zeros_like(table_r)
+    for t in reversed(range(longest)):
+        table_a[:, t] = delta[:, t] + gamma * lam * table_a[:, t + 1]
+    advantages = torch.zeros_like(rewards)
+    advantages[loss_mask] = table_a[row, place]
+    returns = torch.zeros_like(values)
+    returns[loss_mask] = table_a[row, place] + table_v[row, place]
+    return advantages, returns
+
+
+def _group_size(group_id: Tensor) -> Tensor:
+    _, group, counts = group_id.unique(return_inverse=True, return_counts=True)
+    return counts[group].double()

@@ -1,0 +1,146 @@
+"""What policy-gradient algorithms share: their common settings, the actor's loss, and the default update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcore.algorithms.kl import KLConfig, KLController, kl_estimate
+from rlcore.algorithms.losses import clipped_policy_loss
+from rlcore.data.batch import Batch
+from rlcore.errors import ConfigError
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.types import Average, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
+from rlcore.workers.averaging import count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradientConfig:
+    """Settings of every algorithm that clips a policy gradient."""
+
+    epochs: int = 1
+    """Passes over the samples of a step."""
+    minibatches: int = 1
+    """Optimiser steps per pass."""
+    shuffle_seed: int = 0
+    average: Average = "token-mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 0.0
+    """Bound for negative advantages, such as 3; 0: none."""
+    entropy_coefficient: float = 0.0
+    kl: KLConfig = field(default_factory=KLConfig)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.minibatches < 1:
+            raise ConfigError("algorithm.epochs and algorithm.minibatches are at least 1")
+
+
+class PolicyGradient:
+    """Base of GRPO and PPO: says which roles it needs, and updates them in epochs and mini-batches."""
+
+    Config: type = PolicyGradientConfig
+    advantage_column = "advantage"
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.kl = KLController(config.kl)
+        self._num_updates = 0
+        self._metrics: Metrics = {}
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.config.kl.coefficient > 0 or self.config.kl.monitor
+
+    @property
+    def on_policy(self) -> bool:
+        """One optimiser step per sample: the old policy is the one that is being differentiated."""
+        return bool(self.config.epochs * self.config.minibatches == 1)
+
+    def roles(self) -> Sequence[RoleSpec]:
+        reference = [RoleSpec(name="reference", worker="reference")] if self.needs_reference else []
+        return [RoleSpec(name="actor", worker="policy"), *reference, RoleSpec(name="rollout", worker="rollout")]
+
+    def reads(self) -> Mapping[str, Sequence[str]]:
+        old = [] if self.on_policy else ["old_log_probs"]
+        reference = ["ref_log_probs"] if self.needs_reference else []
+        return {"actor": [self.advantage_column, *old, *reference]}
+
+    def writes(self) -> Sequence[str]:
+        return [self.advantage_column, *([] if self.on_policy else ["old_log_probs"])]
+
+    def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
+        """Clipped policy loss, minus the entropy bonus, plus the KL penalty where it is in the loss."""
+        config = self.config
+        log_probs, entropy = out.log_probs, out.entropy
+        assert log_probs is not None and entropy is not None, "the actor's outputs have log-probs and entropy"
+        old = log_probs.detach() if self.on_policy else batch["old_log_probs"]
+        policy = clipped_policy_loss(
+            log_probs,
+            old,
+            self.advantages(batch),
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+        )
+        terms = policy.terms
+        if config.entropy_coefficient:
+            terms = terms - config.entropy_coefficient * entropy
+        metrics = {"clip_fraction": policy.clipped, "kl_to_old": policy.kl, "entropy": entropy.detach()}
+        if self.needs_reference:
+            ref = batch["ref_log_probs"]
+            if config.kl.coefficient and config.kl.where == "loss":
+                terms = terms + config.kl.coefficient * kl_estimate(log_probs, ref, config.kl.estimator)
+            metrics["kl_to_reference"] = kl_estimate(log_probs.detach(), ref, "k3")
+        return LossTerms(terms=terms, average=config.average, metrics=metrics)
+
+    def advantages(self, batch: Batch) -> torch.Tensor:
+        """[T] advantages of a micro-batch."""
+        return batch.per_token(self.advantage_column)
+
+    def update(self, roles: Any, experience: Batch) -> Metrics:
+        """Epochs × mini-batches over the trained roles. All calls are sent before the first answer is awaited."""
+        metrics, self._metrics = [self._metrics], {}
+        tokens = experience.fetch("num_loss_tokens")
+        trained = [name for name in ("actor", "critic") if name in self.reads()]
+        pending = []
+        for rows in self._minibatches(len(experience)):
+            mini = experience.take(rows).balance(roles.actor.dp_size)
+            counts = count(tokens[torch.from_numpy(rows)])
+            pending += [(name, getattr(roles, name).update.submit(mini, counts)) for name in trained]
+        for name, future in pending:
+            metrics.append({f"{name}/{metric}": mean for metric, mean in future.result().items()})
+        metrics.append({"actor/updates": Mean(float(len(pending) // max(1, len(trained))))})
+        return merge_metrics(metrics)
+
+    def note(self, name: str, value: Mean) -> None:
+        """A metric of `collect`, given out by the next `update`."""
+        self._metrics[name] = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_updates": self._num_updates, "kl": self.kl.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._num_updates = int(state["num_updates"])
+        self.kl.load_state_dict(state["kl"])
+
+    def _minibatches(self, num_rows: int) -> list[np.ndarray]:
+        """Row numbers of each optimiser step; an order of its own for every pass, none empty."""
+        parts = []
+        for _ in range(self.config.epochs):
+            key = [self.config.shuffle_seed, self._num_updates]
+            order = np.random.Generator(np.random.Philox(key=key)).permutation(num_rows)
+            self._num_updates += 1
+            cut = np.array_split(order, min(self.config.minibatches, max(1, num_rows)))
+            parts += [np.sort(rows) for rows in cut if len(rows)]
+        return parts
+
+
+def sequence_kl(batch: Batch, *, estimator: str) -> Batch:
+    """Row column `kl`: KL of each response, summed over its loss tokens. Runs next to the data."""
+    kl = kl_estimate(batch["old_log_probs"], batch["ref_log_probs"], estimator)  # type: ignore[arg-type]
+    return Batch.of(lengths=batch.lengths, rows={"kl": batch.per_row(torch.where(batch["loss_mask"], kl, 0.0))})

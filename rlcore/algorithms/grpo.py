@@ -1,0 +1,73 @@
+"""GRPO: group relative policy optimisation, arXiv 2402.03300.
+
+    A_i = (r_i - mean(r of its group)) / (std(r of its group) + eps),  the same for every token of response i
+    loss = mean over tokens of  -min(ratio · A, clip(ratio, 1 - clip_low, 1 + clip_high) · A)  +  beta · KL(p || p_ref)
+
+Departures from the paper, each a setting:
+1. `average` is token-mean over the mini-batch (as in DAPO); the paper's own is seq-mean-token-mean.
+2. KL is off by default (`kl.coefficient=0`), and no reference is then held; the paper uses k3 in the loss at 0.04.
+3. `skip_zero_variance_groups` leaves groups whose responses are all alike out of the update; they have no gradient but count
+   in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlcore.algorithms.advantages import group_normalised, group_variance
+from rlcore.algorithms.base import PolicyGradient, PolicyGradientConfig, sequence_kl
+from rlcore.data.batch import Batch
+from rlcore.types import Mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPOConfig(PolicyGradientConfig):
+    """Settings of GRPO."""
+
+    normalise_by_std: bool = True
+    """False: Dr. GRPO (arXiv 2503.20783), with average=seq-mean-token-sum."""
+    skip_zero_variance_groups: bool = False
+
+
+class GRPO(PolicyGradient):
+    """Advantages from the other answers to the same prompt; no critic."""
+
+    Config = GRPOConfig
+
+    def writes(self) -> Sequence[str]:
+        in_reward = self.config.kl.where == "reward" and self.needs_reference
+        return list(dict.fromkeys([*super().writes(), *(["old_log_probs", "kl"] if in_reward else [])]))
+
+    def collect(self, roles: Any, prompts: Batch) -> Batch:
+        """Generate, score, recompute log-probs, compare inside groups."""
+        samples = roles.generate(prompts)
+        samples = roles.score(samples)
+        samples = samples.balance(roles.actor.dp_size)
+        if "old_log_probs" in self.writes():
+            samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
+        if self.needs_reference:
+            samples |= roles.reference.log_probs(samples)
+        reward, group_id = samples.fetch("reward", "group_id")
+        if "kl" in self.writes():
+            reward = reward - self.kl.coefficient * self._kl(roles, samples)
+        samples = samples.with_rows(
+            advantage=group_normalised(reward, group_id, by_std=self.config.normalise_by_std)
+        )
+        varied = group_variance(reward, group_id) > 0
+        self.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
+        if self.config.skip_zero_variance_groups:
+            samples = samples.take(np.flatnonzero(varied.numpy()))
+        return samples
+
+    def _kl(self, roles: Any, samples: Batch) -> Any:
+        """[B] KL of each response to the reference; only these numbers come to the controller."""
+        columns = samples.select("old_log_probs", "ref_log_probs", "loss_mask")
+        kl = roles.actor.apply(sequence_kl, columns, estimator=self.config.kl.estimator).fetch("kl")
+        self.kl.observe(float(kl.mean()), len(kl))
+        self.note("kl/per_response", Mean(float(kl.sum()), float(len(kl))))
+        self.note("kl/coefficient", Mean(self.kl.coefficient))
+        return kl

@@ -1,0 +1,71 @@
+"""KL divergence to the reference: estimators per token, and what sets the coefficient of the penalty.
+
+With r = p_ref / p and tokens drawn from p (Schulman, "Approximating KL divergence", 2020):
+    k1 = -log r                  unbiased, high variance, may be negative
+    k2 = (log r)² / 2            biased, its gradient is that of the KL
+    k3 = r - 1 - log r           unbiased, low variance, never negative
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Estimator = Literal["k1", "k2", "k3"]
+_MAX_LOG_RATIO = 20.0
+"""exp(20) = 5e8: beyond it k3 would overflow in float32 long before it means anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLConfig:
+    """The penalty for leaving the reference."""
+
+    coefficient: float = 0.0
+    """0: no penalty, and no reference model unless `monitor`."""
+    where: Literal["loss", "reward"] = "loss"
+    estimator: Estimator = "k3"
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    target: float = 0.1
+    """adaptive: the KL per response to aim at."""
+    horizon: float = 10000.0
+    """adaptive: responses over which the coefficient adapts."""
+    monitor: bool = False
+    """Hold a reference and log the KL even without a penalty."""
+
+
+def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) -> Tensor:
+    """Per-token estimate, same shape. In a loss, k1 has no useful gradient; use k2 or k3."""
+    log_ratio = ref_log_probs - log_probs
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio**2
+    bounded = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return torch.expm1(bounded) - bounded
+
+
+class KLController:
+    """The coefficient: constant, or following a target.
+
+    Adaptive, arXiv 1909.08593, section 2.2: e = clip(KL / target - 1, -0.2, 0.2); coefficient *= 1 + e · n / horizon.
+    """
+
+    def __init__(self, config: KLConfig) -> None:
+        self._config = config
+        self.coefficient = config.coefficient
+
+    def observe(self, kl: float, num_samples: int) -> None:
+        """The mean KL per response of this step, over so many responses."""
+        if self._config.controller == "adaptive":
+            error = min(0.2, max(-0.2, kl / self._config.target - 1.0))
+            self.coefficient *= 1.0 + error * num_samples / self._config.horizon
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.coefficient = float(state["coefficient"])

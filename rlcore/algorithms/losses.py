@@ -1,0 +1,57 @@
+"""Losses: pure functions to one term per token. Core averages them; nothing here takes a mean.
+
+Shapes: T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.kl import kl_estimate
+
+
+class PolicyLoss(NamedTuple):
+    """Terms of the clipped policy loss, and what to log; all [T]."""
+
+    terms: Tensor
+    clipped: Tensor
+    """1 where the clip decides."""
+    kl: Tensor
+    """k3 of the old policy and the new."""
+
+
+def clipped_policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = 0.0,
+) -> PolicyLoss:
+    """-min(ratio · A, clip(ratio, 1 - clip_low, 1 + clip_high) · A), with ratio = exp(log p - log p_old).
+
+    PPO, arXiv 1707.06347, eq. 7; clip_high > clip_low is DAPO's clip-higher (arXiv 2503.14476). dual_clip > 1 bounds the
+    term of a negative advantage by -dual_clip · A (arXiv 1912.09729, eq. 5); 0 leaves it out.
+    """
+    ratio = torch.exp((log_probs - old_log_probs).clamp(-20.0, 20.0))
+    plain = -ratio * advantages
+    bounded = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    terms = torch.maximum(plain, bounded)
+    if dual_clip:
+        terms = torch.where(advantages < 0, torch.minimum(terms, -dual_clip * advantages), terms)
+    clipped = (bounded > plain).to(terms.dtype)
+    return PolicyLoss(terms, clipped, kl_estimate(old_log_probs, log_probs, "k3"))
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
+    """0.5 · max((V - R)², (clip(V, V_old ± clip) - R)²), [T], and 1 where the clip decides; clip=0 leaves it out."""
+    plain = (values - returns) ** 2
+    if not clip:
+        return 0.5 * plain, torch.zeros_like(plain)
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    bounded = (near - returns) ** 2
+    return 0.5 * torch.maximum(plain, bounded), (bounded > plain).to(plain.dtype)

@@ -1,0 +1,1 @@
+"""Training backends that come with the core."""

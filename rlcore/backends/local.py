@@ -1,0 +1,257 @@
+"""`local`: one whole model per rank in plain PyTorch, data parallel by summing gradients. The oracle for other backends.
+
+Samples are packed without padding; log-probs exist only for the tokens that the loss sees. Models run in evaluation mode:
+there is no dropout, so a forward pass has the same result in training and in scoring.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlcore.backends.optimizer import lr_at, make_adamw, optimizer_tensors, restore_optimizer
+from rlcore.data.batch import Batch
+from rlcore.data.packing import plan_micro_batches
+from rlcore.errors import ModelError
+from rlcore.models import attention
+from rlcore.models.attention import Packing
+from rlcore.models.head import TokenHead, hidden_states
+from rlcore.models.load import load_model
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
+
+_VALUE_HEAD = "value_head.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalConfig:
+    """Nothing to set: the model and the optimiser have their own sections."""
+
+
+class LocalBackend:
+    """One rank of one model."""
+
+    Config = LocalConfig
+
+    def __init__(
+        self, config: LocalConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
+    ) -> None:
+        attention.register()
+        self.mesh = Mesh(
+            rank=context.rank, world_size=context.world_size, dp_rank=context.rank, dp_size=context.world_size
+        )
+        self._context, self._model_config, self._optimizer_config = context, model, optimizer
+        self._device = torch.device(context.device)
+        self._model = load_model(model.path, device=context.device, attention=attention.NAME)
+        self._token_head = TokenHead(self._model)
+        self._token_head.probe(self._model)
+        self._value_head = self._make_value_head() if context.head == "value" else None
+        self._num_steps = 0
+        if context.trained and model.gradient_checkpointing:
+            self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self._model.train()  # transformers checkpoints only in training mode
+            _no_dropout(self._model)
+        self._names = self._trained_parameters() if context.trained else {}
+        self._optimizer = make_adamw(list(self._names), optimizer) if context.trained else None
+        if not context.trained:
+            self._model.requires_grad_(False)
+        self._check_same_everywhere()
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
+        """Outputs of all tokens under `loss_mask`, micro-batch by micro-batch, in batch order."""
+        found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
+        offsets = batch.offsets()
+        for rows in self._plan(batch):
+            out = self._outputs(batch.take(rows), temperature)
+            where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
+            for name, column in found.items():
+                column[where.to(self._device)] = getattr(out, name)
+        return TokenOutputs(**found)
+
+    def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
+        """Accumulate the gradients of every micro-batch."""
+        assert self._optimizer is not None, "forward_backward on a frozen model"
+        metrics = []
+        for rows in self._plan(batch):
+            micro_batch = batch if len(rows) == len(batch) else batch.take(rows)
+            scalar, of_this = loss(self._outputs(micro_batch, temperature), micro_batch)
+            if scalar.requires_grad:
+                scalar.backward()  # type: ignore[no-untyped-call]
+            metrics.append(of_this)
+        return merge_metrics(metrics)
+
+    def step(self) -> Metrics:
+        """Sum over ranks, clip, optimise; a gradient that is not finite changes nothing."""
+        assert self._optimizer is not None, "step on a frozen model"
+        config = self._optimizer_config
+        lr = lr_at(config, self._num_steps, self._context.total_steps)
+        self._sum_gradients()
+        gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        if not bool(torch.isfinite(norm)):
+            self._optimizer.zero_grad(set_to_none=True)
+            return {"skipped": Mean(1.0), "lr": Mean(lr)}
+        if config.clip_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(list(self._names), config.clip_grad_norm, norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._num_steps += 1
+        return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters under their Hugging Face names; tied ones once, the value head not."""
+        for name, parameter in self._model.named_parameters():
+            yield name, parameter.detach()
+
+    def save(self, directory: Path) -> None:
+        """Rank 0 writes a Hugging Face model, the value head, and the optimiser's state."""
+        if self._context.rank == 0:
+            self._model.save_pretrained(directory)
+            if self._value_head is not None:
+                save_file({_VALUE_HEAD: self._value_head.weight.detach()}, directory / "value_head.safetensors")
+            if self._optimizer is not None:
+                save_file(optimizer_tensors(self._optimizer, self._names), directory / "optimizer.safetensors")
+            (directory / "backend.json").write_text(json.dumps({"num_steps": self._num_steps}))
+
+    def load(self, directory: Path) -> None:
+        """Read everything, check it, and only then change anything."""
+        state = json.loads(_need(directory / "backend.json").read_text())
+        fresh = dict(_read_model(directory).named_parameters())
+        own = dict(self._model.named_parameters())
+        different = sorted(
+            name for name in {*fresh, *own} if name not in fresh or name not in own or fresh[name].shape != own[name].shape
+        )
+        if different:
+            raise ModelError(
+                f"{directory} is a checkpoint of another model: {len(different)} parameters differ, the first is"
+                f" {different[0]}\nGive the model.path that the run began with."
+            )
+        head = load_file(_need(directory / "value_head.safetensors")) if self._value_head is not None else {}
+        moments = load_file(_need(directory / "optimizer.safetensors")) if self._optimizer is not None else {}
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(fresh[name])
+            if self._value_head is not None:
+                self._value_head.weight.copy_(head[_VALUE_HEAD])
+        if self._optimizer is not None:
+            restore_optimizer(self._optimizer, self._names, moments)
+        self._num_steps = int(state["num_steps"])
+
+    def offload(self) -> None:
+        self._move("cpu")
+
+    def reload(self) -> None:
+        self._move(str(self._device))
+
+    def _output_names(self) -> tuple[str, ...]:
+        return ("log_probs", "entropy") if self._value_head is None else ("values",)
+
+    def _plan(self, batch: Batch) -> list[list[int]]:
+        return plan_micro_batches(batch.lengths.numpy(), self._model_config.max_tokens_per_device)
+
+    def _outputs(self, batch: Batch, temperature: float) -> TokenOutputs:
+        """[T] outputs, zero outside the loss mask; token i comes from the hidden state of token i - 1."""
+        where = batch["loss_mask"].nonzero().squeeze(1)
+        starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
+        where = where[~torch.isin(where, starts)]  # a first token has nothing before it
+        if not len(where):
+            return TokenOutputs(**{name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()})
+        ids = batch["input_ids"]
+        packing = Packing(batch.lengths.tolist(), self._device)
+        with self._autocast():
+            hidden = hidden_states(self._model, ids[None], packing).index_select(0, where - 1)
+            if self._value_head is not None:
+                return TokenOutputs(values=_spread(self._value_head(hidden.float()).squeeze(-1).float(), where, ids))
+            log_probs, entropy = self._token_head(hidden, ids[where], temperature)
+        return TokenOutputs(log_probs=_spread(log_probs, where, ids), entropy=_spread(entropy, where, ids))
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._model_config.precision == "bfloat16":
+            return torch.autocast(self._device.type, torch.bfloat16)
+        return nullcontext()
+
+    def _make_value_head(self) -> nn.Linear:
+        hidden_size = self._model.config.get_text_config().hidden_size
+        head = nn.Linear(hidden_size, 1, bias=False)
+        generator = torch.Generator().manual_seed(self._context.seed)
+        with torch.no_grad():
+            head.weight.normal_(std=1.0 / (hidden_size + 1), generator=generator)
+        return head.to(self._device)
+
+    def _trained_parameters(self) -> dict[nn.Parameter, str]:
+        named = dict(self._model.named_parameters())
+        if self._value_head is not None:
+            embedding = self._model.get_output_embeddings().weight
+            tied = embedding is self._model.get_input_embeddings().weight
+            named = {name: p for name, p in named.items() if tied or p is not embedding}  # no token is predicted
+            named[_VALUE_HEAD] = self._value_head.weight
+        return {parameter: name for name, parameter in named.items()}
+
+    def _sum_gradients(self) -> None:
+        """Every rank holds a part of the sum; a rank without rows holds zeros."""
+        if self.mesh.world_size == 1:
+            return
+        for parameter in self._names:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([parameter.grad.reshape(-1) for parameter in self._names if parameter.grad is not None])
+        dist.all_reduce(flat)
+        for parameter, part in zip(self._names, flat.split([parameter.numel() for parameter in self._names])):
+            parameter.grad = part.view_as(parameter)
+
+    def _check_same_everywhere(self) -> None:
+        """All ranks must have read the same files."""
+        if self.mesh.world_size == 1:
+            return
+        total = sum((parameter.detach().double().sum() for parameter in self._model.parameters()), torch.zeros(()).double())
+        sums = [torch.zeros_like(total) for _ in range(self.mesh.world_size)]
+        dist.all_gather(sums, total)
+        if any(not torch.equal(other, total) for other in sums):
+            raise ModelError(
+                f"the ranks have read different weights from {self._model_config.path}\nCopy one model to every node."
+            )
+
+    def _move(self, device: str) -> None:
+        if self._device.type == "cpu":
+            return
+        self._model.to(device)
+        if self._value_head is not None:
+            self._value_head.to(device)
+        for state in self._optimizer.state.values() if self._optimizer is not None else ():
+            for key, tensor in state.items():
+                state[key] = tensor.to(device)
+
+
+def _spread(values: Tensor, where: Tensor, like: Tensor) -> Tensor:
+    """[n] values at their places among T zeros."""
+    return torch.zeros(len(like), dtype=values.dtype, device=values.device).index_put((where,), values)
+
+
+def _no_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def _need(path: Path) -> Path:
+    if not path.is_file():
+        raise ModelError(f"{path.parent} is not a whole checkpoint: {path.name} is missing\nNothing was loaded.")
+    return path
+
+
+def _read_model(directory: Path) -> Any:
+    return load_model(str(directory), attention=attention.NAME)

@@ -1,0 +1,51 @@
+"""AdamW, its learning-rate schedule, and its state as plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.protocols.backend import OptimizerConfig
+
+
+def lr_at(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Learning rate of optimiser step `step`, from 0: linear warm-up, then the schedule down to lr · min_lr_ratio."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant" or total_steps <= config.warmup_steps:
+        return config.lr
+    done = min(1.0, (step - config.warmup_steps) / (total_steps - config.warmup_steps))
+    share = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
+
+
+def make_adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
+    """Fused AdamW over all parameters."""
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+    )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
+    """The optimiser's state, each tensor under "parameter/key"."""
+    return {
+        f"{names[parameter]}/{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], tensors: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `optimizer_tensors`."""
+    by_name = {name: parameter for parameter, name in names.items()}
+    optimizer.state.clear()
+    for key, tensor in tensors.items():
+        name, _, part = key.rpartition("/")
+        parameter = by_name[name]
+        # the step counter stays where the fused kernel wants it, the moments go to the parameter's device
+        optimizer.state[parameter][part] = tensor.to(parameter.device).clone()

@@ -1,0 +1,86 @@
+"""The command `rlcore`. Each sub-command is one module of this package with `main(argv) -> int`, imported when it is typed.
+
+Exit codes: 0; 1 the run failed; 2 the input is wrong (message only, traceback with --traceback); 130 ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": "train a model",
+    "eval": "score a model or a checkpoint on held-out prompts",
+    "list-plugins": "what is installed, without importing it",
+    "config": "print the composed configuration and who provided what",
+    "doctor": "check this machine, the plugins and a configuration",
+    "export": "write a checkpoint as a Hugging Face directory",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a sub-command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from rlcore import __version__
+
+        print(f"rlcore {__version__}")
+        return 0
+    return _guarded(arguments[0], arguments[1:])
+
+
+def _guarded(name: str, arguments: list[str]) -> int:
+    """Run a command; errors become messages and exit codes."""
+    from rlcore.errors import RlcoreError, UserError
+
+    try:
+        return _command(name, arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except RlcoreError as error:
+        if "--traceback" in arguments:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, UserError):
+            return 2
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
+        return 1
+
+
+def _command(name: str, arguments: list[str]) -> int:
+    import importlib
+
+    if name in COMMANDS:
+        module = importlib.import_module(f"rlcore.cli.{name.replace('-', '_')}")
+        return int(module.main(arguments))
+    from rlcore.errors import ConfigError, did_you_mean
+    from rlcore.registry import catalog, resolve
+
+    plugins = [entry.name for entry in catalog().of("command")]
+    if name in plugins:
+        return int(resolve("command", name).object(arguments))
+    known = [*COMMANDS, *plugins]
+    raise ConfigError(f"no command '{name}'.{did_you_mean(name, known)}\nCommands: {', '.join(known)}; rlcore --help")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: rlcore COMMAND [arguments]",
+            "",
+            "Reinforcement-learning post-training of language models.",
+            "",
+            *lines,
+            "",
+            "  rlcore COMMAND --help shows each with an example; rlcore --version",
+            "",
+            "example: rlcore train preset=quickstart",
+        ]
+    )

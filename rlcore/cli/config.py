@@ -1,0 +1,35 @@
+"""`rlcore config`: print the config that the same settings would train with, and who gave what."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+_EXAMPLES = """\
+examples:
+  rlcore config                                            every setting with its default
+  rlcore config preset=quickstart algorithm=ppo            what a preset and a choice come to
+  rlcore config preset=gsm8k model.path=DIR > run.yaml     keep it; then: rlcore train preset=run.yaml
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="rlcore config",
+        description="Print the composed config. Settings are key=value, as for rlcore train; ??? is yours to give.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
+    parser.add_argument("--json", action="store_true", help="as JSON, with the providers under a key of their own")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    options = parser.parse_intermixed_args(list(argv))
+
+    from rlcore.config.compose import compose
+    from rlcore.config.show import as_json, as_yaml
+
+    composed = compose(options.overrides, complete=False)
+    sys.stdout.write(as_json(composed) if options.json else as_yaml(composed))
+    return 0

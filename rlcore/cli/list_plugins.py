@@ -1,0 +1,122 @@
+"""`rlcore list-plugins`: what is installed, read from package metadata; nothing is imported, so nothing can break it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rlcore import __version__
+from rlcore.errors import ConfigError, did_you_mean
+from rlcore.registry.catalog import KINDS, Catalog, Entry, catalog
+from rlcore.registry.known import KNOWN_PACKAGES
+
+_EXAMPLES = """\
+examples:
+  rlcore list-plugins --kind rollout
+  rlcore list-plugins --all                        with known plugins that are not installed
+  rlcore list-plugins --freeze > plugins.txt       one set for every node: pip install -r plugins.txt
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the list, and one object of --json; keys are only ever added."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    target: str
+    requires: str
+    status: str
+    """ok, unbounded, duplicate, incompatible, disabled, broken or not installed."""
+    detail: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; exit code 0 whatever the plugins are."""
+    parser = argparse.ArgumentParser(
+        prog="rlcore list-plugins",
+        description="List plugins from package metadata, without importing one.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kind", help=f"only one kind: {', '.join(KINDS)}")
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.add_argument("--freeze", action="store_true", help="packages with versions, for pip install -r")
+    parser.add_argument("--all", action="store_true", help="known plugins that are not installed, too")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    options = parser.parse_args(list(argv))
+    if options.kind and options.kind not in KINDS:
+        raise ConfigError(f"no kind '{options.kind}'.{did_you_mean(options.kind, list(KINDS))}\nKinds: {', '.join(KINDS)}.")
+    rows = [row for row in list_plugins(catalog(), absent=options.all) if options.kind in (None, row.kind)]
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    elif options.freeze:
+        print("\n".join(sorted({f"{row.package}=={row.version}" for row in rows if row.version})))
+    else:
+        print(_table(rows))
+    return 0
+
+
+def list_plugins(plugins: Catalog, *, absent: bool) -> list[Row]:
+    """Every installed plugin with its status; with `absent`, known ones that are not installed too."""
+    counts = Counter((entry.kind, entry.name) for entry in plugins.entries if plugins.hidden(entry) is None)
+    rows = [_row(plugins, entry, counts[entry.kind, entry.name]) for entry in plugins.entries]
+    if absent:
+        installed = {(entry.kind, entry.name) for entry in plugins.entries}
+        rows += [
+            Row(
+                kind=kind,
+                name=name,
+                package=package,
+                version="",
+                target="",
+                requires="",
+                status="not installed",
+                detail=f"pip install {package}",
+            )
+            for (kind, name), package in KNOWN_PACKAGES.items()
+            if (kind, name) not in installed
+        ]
+    return sorted(rows, key=lambda row: (row.kind, row.name, row.package))
+
+
+def _row(plugins: Catalog, entry: Entry, providers: int) -> Row:
+    status, detail = _status(plugins, entry, providers)
+    return Row(**asdict(entry), status=status, detail=detail)
+
+
+def _status(plugins: Catalog, entry: Entry, providers: int) -> tuple[str, str]:
+    from rlcore.registry.resolve import is_compatible
+
+    word = plugins.hidden(entry)
+    if word is not None:
+        return "disabled", f"RLCORE_DISABLE_PLUGINS={word}"
+    place, colon, attribute = entry.target.partition(":")
+    if entry.kind not in ("config", "hooks") and not (place and colon and attribute):
+        return "broken", f"'{entry.target}' is not module:attribute"
+    if providers > 1:
+        others = ", ".join(
+            f"{other.package} {other.version}" for other in plugins.find(entry.kind, entry.name) if other != entry
+        )
+        return "duplicate", f"also {others}; use {entry.name}@{entry.package}"
+    if entry.package == "rlcore":
+        return "ok", ""
+    if not is_compatible(entry, __version__):
+        return "incompatible", f"needs rlcore{entry.requires}"
+    return ("ok", "") if entry.requires else ("unbounded", "says nothing of the rlcore versions that it needs")
+
+
+def _table(rows: Sequence[Row]) -> str:
+    cells = [("KIND", "NAME", "PACKAGE", "VERSION", "STATUS")]
+    cells += [
+        (row.kind, row.name, row.package, row.version or "-", f"{row.status}: {row.detail}" if row.detail else row.status)
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(4)]
+    lines = ["  ".join([*(f"{text:<{width}}" for text, width in zip(line, widths)), line[4]]) for line in cells]
+    return "\n".join([*lines, "Not imported. To test that they load:  rlcore doctor --plugins"])

@@ -1,0 +1,82 @@
+"""`rlcore train`: compose, plan, launch, train, say what came of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlcore.config.schema import Config
+    from rlcore.hooks.manager import Hooks
+    from rlcore.trainer.plan import Plan
+
+_EXAMPLES = """\
+examples:
+  rlcore train preset=quickstart                           a tiny model that learns to sort, about two minutes
+  rlcore train preset=quickstart runtime=local             the same in one process, for a debugger
+  rlcore train model.path=DIR data.train=train.jsonl data.eval=test.jsonl reward=gsm8k
+  rlcore train ... reward=my_rewards.py:score              a reward of your own
+  rlcore train ... --dry-run                               check everything, print the plan, stop
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="rlcore train",
+        description="Train a language model by reinforcement learning. Settings are key=value; rlcore config shows all.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings; the last word is yours, not a preset's")
+    parser.add_argument("--dry-run", action="store_true", help="resolve and check everything, print the plan, stop")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    options = parser.parse_args(list(argv))
+    return run(options.overrides, dry_run=options.dry_run)
+
+
+def run(overrides: Sequence[str], *, dry_run: bool) -> int:
+    """The command itself."""
+    from rlcore.config.compose import compose
+    from rlcore.hooks.manager import Hooks
+    from rlcore.quickstart import locate_assets
+    from rlcore.trainer.describe import describe
+    from rlcore.trainer.plan import make_plan
+
+    config = locate_assets(compose(overrides).config, print)
+    hooks = Hooks(config.plugins.hooks, config.plugins.on_hook_error)
+    hooks.configure(config=config)
+    directory = Path(config.run.directory) / (config.run.name or _new_name(config, overrides))
+    plan = make_plan(config, directory.absolute())
+    print("\n".join(describe(plan)), flush=True)
+    if dry_run:
+        print("dry run: all that can be checked before the start is in order; nothing was started")
+        return 0
+    return _train(plan, hooks, overrides)
+
+
+def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
+    from rlcore.trainer.launch import launch
+    from rlcore.trainer.loop import train
+    from rlcore.trainer.summary import summarise
+
+    run = launch(plan, hooks)
+    failure: BaseException | None = None
+    try:
+        train(run)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        run.close(summarise(run, overrides, failure))
+    return 0
+
+
+def _new_name(config: Config, overrides: Sequence[str]) -> str:
+    """quickstart-20260131-120000: preset or algorithm, and the time."""
+    preset = next((item.partition("=")[2] for item in overrides if item.lstrip("+").startswith("preset=")), "")
+    return f"{preset or config.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,0 +1,1 @@
+"""Configuration: dataclasses are the truth (schema.py, build.py), Hydra composes (compose.py), presets lie in conf/."""

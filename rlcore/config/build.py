@@ -1,0 +1,250 @@
+"""Plain values to frozen dataclasses and back, strictly: no unknown key, no value of another type, no silent default.
+
+`compose` builds the `Config` of a run with it, the planner the `Config` of each chosen plugin, checkpoints and trackers
+read the plain form. It knows nothing of files, Hydra or where a value came from.
+
+A dataclass may check its values in `__post_init__`: it raises ConfigError("steps: expected at least 1, got 0", newline,
+"Type  steps=1"), beginning with the name of the field, and `build` puts the section before the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from rlcore.config.schema import Choice, RewardItem
+from rlcore.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+_REQUIRED: Final = {
+    "model.path": "model.path=DIR   a directory in Hugging Face layout; for a first run without one: preset=quickstart",
+    "data.train": "data.train=train.jsonl   JSONL, Parquet or Arrow; for a first run without one: preset=quickstart",
+}
+"""What to type for the settings that have no default."""
+_NAMES: Final[Mapping[Any, str]] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_EXAMPLES: Final[Mapping[Any, str]] = {int: "8", float: "0.5", bool: "true", str: "text"}
+_UNSET: Final = "???"
+"""A value in a YAML file that the user has to give."""
+
+
+def build(cls: type[T], data: Any, key: str = "") -> T:
+    """An instance of a dataclass from plain values.
+
+    Args:
+        data: a mapping with the names of the fields; missing ones take their default.
+        key: the dotted name of the section, for errors.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value of another type.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"{key}: expected a section with settings, got {data!r}\nType  {key}.{fields(cast(Any, cls))[0].name}=…"
+        )
+    known = {field.name: field for field in fields(cast(Any, cls)) if field.init}
+    _check_keys(data, list(known), key)
+    hints = get_type_hints(cls)
+    values = {}
+    for name, field in known.items():
+        if name in data and data[name] != _UNSET:
+            values[name] = _convert(hints[name], data[name], _join(key, name), _default(field))
+        elif _default(field) is MISSING:
+            values[name] = _missing(hints[name], _join(key, name))
+    return _construct(cls, values, key)
+
+
+def build_plugin(section: str, choice: Choice, plugin: Any) -> Any:
+    """The chosen plugin's own settings: an instance of its class attribute `Config`, None if it has none."""
+    config_class = getattr(plugin, "Config", None)
+    if config_class is not None:
+        return build(config_class, choice.options, section)
+    if choice.options:
+        first = next(iter(choice.options))
+        raise ConfigError(f"{section}.{first}: '{choice.name}' has no settings\nLeave out  {section}.{first}")
+    return None
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses as dicts and tuples as lists: `build(type(value), to_plain(value)) == value`."""
+    if isinstance(value, Choice):
+        return {"name": value.name, **{name: to_plain(option) for name, option in value.options.items()}}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value) if field.init}
+    if isinstance(value, Mapping):
+        return {name: to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def flatten(value: Any, key: str = "") -> dict[str, Any]:
+    """Dotted names and plain values; a list is one value. Example: {"sampling.temperature": 1.0, …}"""
+    plain = to_plain(value)
+    if not isinstance(plain, dict) or (key and not plain):
+        return {key: plain}
+    return {name: leaf for field, item in plain.items() for name, leaf in flatten(item, _join(key, field)).items()}
+
+
+def type_of(cls: Any, path: str, key: str = "") -> Any:
+    """The type of a dotted setting; Any below a section whose keys are a plugin's own.
+
+    Raises:
+        ConfigError: no such setting.
+    """
+    name, _, rest = path.partition(".")
+    if cls is Choice and name != "name":
+        return Any
+    if is_dataclass(cls):
+        _check_keys([name], [field.name for field in fields(cls) if field.init], key)
+        inner = get_type_hints(cls)[name]
+    elif get_origin(cls) is Mapping:
+        inner = get_args(cls)[1]
+    elif cls is Any:
+        return Any
+    else:
+        raise ConfigError(f"{_join(key, path)}: '{key}' is one value\nType  {key}={_example(cls, MISSING)}")
+    return type_of(inner, rest, _join(key, name)) if rest else inner
+
+
+def _convert(kind: Any, value: Any, key: str, default: Any = MISSING) -> Any:
+    """The value as `kind`; `default` is only for the example in an error."""
+    origin = get_origin(kind)
+    if kind is Any:
+        return value
+    if kind is Choice or kind is RewardItem:
+        return _choice(kind, value, key)
+    if is_dataclass(kind):
+        return build(cast(Any, kind), value, key)
+    if origin is Literal:
+        return _literal(get_args(kind), value, key)
+    if origin in (Union, UnionType):
+        return _union(get_args(kind), value, key, default)
+    if origin in (tuple, list, Sequence):
+        return _items(kind, value, key, default)
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise _mismatch("a mapping {name: value}", kind, value, key, default)
+        return {str(name): _convert(get_args(kind)[1], item, _join(key, str(name))) for name, item in value.items()}
+    return _scalar(kind, value, key, default)
+
+
+def _scalar(kind: Any, value: Any, key: str, default: Any) -> Any:
+    if kind not in _NAMES:
+        raise TypeError(f"setting '{key}' is declared as {kind}, which settings cannot be; use plain types")
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _mismatch(_NAMES[kind], kind, value, key, default)
+    return value
+
+
+def _literal(allowed: tuple[Any, ...], value: Any, key: str) -> Any:
+    if any(value == item and type(value) is type(item) for item in allowed):
+        return value
+    hint = did_you_mean(str(value), [str(item) for item in allowed])
+    raise ConfigError(
+        f"{key}: expected one of {', '.join(map(str, allowed))}; got {value!r}.{hint}\nType  {key}={allowed[0]}"
+    )
+
+
+def _union(kinds: tuple[Any, ...], value: Any, key: str, default: Any) -> Any:
+    if value is None and NoneType in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not NoneType]
+    if len(others) == 1:
+        return _convert(others[0], value, key, default)
+    for kind in others:
+        try:
+            return _convert(kind, value, key, default)
+        except ConfigError:
+            continue
+    raise _mismatch(" or ".join(_NAMES.get(kind, str(kind)) for kind in others), others[0], value, key, default)
+
+
+def _items(kind: Any, value: Any, key: str, default: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise _mismatch("a list", kind, value, key, default)
+    kinds = get_args(kind)
+    if get_origin(kind) is not tuple:
+        return [_convert(kinds[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise _mismatch(f"{len(kinds)} values", kind, value, key, default)
+    return tuple(_convert(item_kind, item, f"{key}[{i}]") for i, (item_kind, item) in enumerate(zip(kinds, value)))
+
+
+def _choice(kind: type[Choice] | type[RewardItem], value: Any, key: str) -> Choice | RewardItem:
+    """A bare name, or a section of the name and the plugin's own settings."""
+    if isinstance(value, str):
+        return kind(name=value)
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ConfigError(f"{key}: expected a name, or a section with a name; got {value!r}\nType  {key}=NAME")
+    own = {field.name for field in fields(kind)} - ({"options"} if kind is Choice else set())
+    options = {str(name): option for name, option in value.items() if name not in own}
+    if kind is Choice:
+        return Choice(name=value["name"], options=options)
+    explicit = _convert(Mapping[str, Any], value.get("options", {}), _join(key, "options"))
+    if twice := sorted(set(explicit) & set(options)):
+        raise ConfigError(f"{key}.{twice[0]}: given twice, also under options\nLeave out one of them.")
+    weight = _convert(float, value.get("weight", 1.0), _join(key, "weight"), 1.0)
+    return RewardItem(name=value["name"], weight=weight, options=explicit | options)
+
+
+def _check_keys(given: Mapping[Any, Any] | Sequence[Any], known: list[str], key: str) -> None:
+    for name in given:
+        if name not in known:
+            where = f"Settings of {key}" if key else "Settings"
+            raise ConfigError(
+                f"{_join(key, str(name))}: no such setting.{did_you_mean(str(name), known)}\n{where}: {', '.join(known)}."
+            )
+
+
+def _missing(kind: Any, key: str) -> Any:
+    """A section of which nothing is given may still have all it needs."""
+    if is_dataclass(kind) and kind not in (Choice, RewardItem):
+        return build(cast(Any, kind), {}, key)
+    raise ConfigError(f"{key} is required\nType  {_REQUIRED.get(key) or f'{key}={_example(kind, MISSING)}'}")
+
+
+def _construct(cls: type[T], values: dict[str, Any], key: str) -> T:
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        field = str(error).partition(":")[0]
+        raise ConfigError(_join(key, str(error)).replace(f"Type  {field}=", f"Type  {_join(key, field)}=")) from None
+    except ValueError as error:
+        raise ConfigError(f"{key or cls.__name__}: {error}") from error
+
+
+def _mismatch(expected: str, kind: Any, value: Any, key: str, default: Any) -> ConfigError:
+    shown = "nothing (null)" if value is None else repr(value)
+    example = _example(kind, default)
+    setting, item, _ = key.partition("[")  # one item of a list is not a setting of its own
+    return ConfigError(
+        f"{key}: expected {expected}, got {shown}\nType  {setting}={f'[{example},…]' if item else example}"
+    )
+
+
+def _example(kind: Any, default: Any) -> str:
+    """How a value is typed on the command line."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, int | float) or (isinstance(default, str) and default):
+        return str(default)
+    if get_origin(kind) in (tuple, list, Sequence):
+        return f"[{','.join(map(str, default))}]" if isinstance(default, tuple | list) and default else "[a,b]"
+    return "'{name: value}'" if get_origin(kind) in (dict, Mapping) else _EXAMPLES.get(kind, "VALUE")
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else MISSING
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name

@@ -1,0 +1,334 @@
+"""From what is typed on the command line to the `Config` of a run: defaults < preset < chosen groups < single settings.
+
+`rlcore train` and `rlcore config` call `compose`. Hydra parses values and reads YAML files with their defaults lists;
+the dataclasses of schema.py say what exists. A value of a text setting is taken as typed, so paths, names such as
+`my_rewards.py:score` and sentences need no quotes. A group without a YAML file of that name is a plugin's name, left to
+the registry. Settings of a plugin are checked when it is built (build.py, `build_plugin`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal, get_origin
+
+from rlcore.config.build import build, flatten, to_plain, type_of
+from rlcore.config.schema import Config
+from rlcore.errors import ConfigError, did_you_mean, nearest
+
+PLUGIN_SECTIONS: Final = ("backend", "rollout", "algorithm")
+"""Sections of a name and that plugin's own settings."""
+REQUIRED: Final = "<required>"
+"""Stands for what only the user can give, where a config need not be complete."""
+
+_GROUPS: Final = ("preset", *PLUGIN_SECTIONS, "reward", "placement", "runtime")
+_NAMED: Final = (*PLUGIN_SECTIONS, "runtime")
+_WHOLE: Final = ("pools", "placement")
+"""Sections that a YAML file gives as a whole: two maps of pools, merged, are a map that nobody wrote."""
+_KEY_OF_GROUP: Final = {**{group: f"{group}.name" for group in _NAMED}, "reward": "reward.items"}
+_OWN_CONF: Final = Path(__file__).parent / "conf"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """A config, and where it came from."""
+
+    config: Config
+    plain: Mapping[str, Any]
+    """The same as dicts and lists."""
+    providers: Mapping[str, str]
+    """Section -> who gave its values, later ones over earlier ones. Example: {"algorithm": "preset=quickstart (rlcore)"}"""
+    overrides: tuple[str, ...]
+    """As typed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Typed:
+    """One `key=value` of the command line."""
+
+    text: str
+    key: str
+    value: str
+
+
+def compose(overrides: Sequence[str], *, complete: bool = True) -> Composed:
+    """Compose the config of a run from `key=value` texts.
+
+    Args:
+        complete: False puts `REQUIRED` where a required setting is missing, to look at a config.
+
+    Raises:
+        ConfigError: whatever is wrong, with the text as typed.
+    """
+    typed = _read(overrides)
+    stack = _Stack({"pools": {"main": {}}})  # the default of the schema, so that pools.other.nodes=1 adds to it
+    if not complete:
+        stack.put({"model": {"path": REQUIRED}, "data": {"train": REQUIRED}}, "")
+    for item in sorted(typed, key=lambda item: item.key != "preset"):
+        if item.key in _GROUPS:
+            _put_group(stack, item)
+        elif item.key in _KEY_OF_GROUP.values():
+            stack.put(_nested(item.key, _value(item)), "command line")
+    for item in typed:
+        if item.key not in _GROUPS:
+            stack.put(_nested(item.key, _value(item)), "command line", whole=False)
+    config = build(Config, _resolved(stack.plain))
+    providers = {field.name: ", ".join(stack.providers.get(field.name, ())) or "defaults" for field in fields(Config)}
+    return Composed(config=config, plain=to_plain(config), providers=providers, overrides=tuple(overrides))
+
+
+def presets(group: str) -> dict[str, list[str]]:
+    """Name of each YAML file of a group -> packages that provide it."""
+    found: dict[str, list[str]] = {}
+    for package, directory in conf_directories().items():
+        for file in sorted((directory / group).glob("*.yaml")):
+            found.setdefault(file.stem, []).append(package)
+    return dict(sorted(found.items()))
+
+
+def conf_directories() -> dict[str, Path]:
+    """Package -> its directory of YAML files, rlcore first. Entry points of `rlcore.config` name them; none is imported."""
+    from rlcore.registry import catalog
+
+    found = {"rlcore": _OWN_CONF}
+    installed = catalog()
+    for entry in installed.of("config"):
+        if entry.package == "rlcore" or installed.hidden(entry):
+            continue
+        top, *rest = entry.target.split(".")
+        spec = find_spec(top)
+        places = [Path(place, *rest, "conf") for place in (spec and spec.submodule_search_locations) or ()]
+        directory = next((place for place in places if place.is_dir()), None)
+        if directory is None:
+            _log.warning("%s registers config %s, but there is no directory conf in it", entry.package, entry.target)
+        else:
+            found[entry.package] = directory
+    return found
+
+
+class _Stack:
+    """Layers of plain values, the last one on top."""
+
+    def __init__(self, plain: dict[str, Any]) -> None:
+        self.plain = plain
+        self.providers: dict[str, list[str]] = {}
+
+    def put(self, layer: Mapping[str, Any], provider: str, *, whole: bool = True) -> None:
+        """Lay values over what is there; `whole` sections and those of another plugin take the place of the old."""
+        for section, given in layer.items():
+            value, old = _section(section, given), self.plain.get(section)
+            if replaced := _replaced(section, old, value):
+                self.providers[section] = [f"{provider} in place of {replaced}"]
+            elif provider and provider not in self.providers.setdefault(section, []):
+                self.providers[section].append(provider)
+            alone = replaced or (whole and section in _WHOLE)
+            self.plain[section] = value if alone else _merged(old, value)
+
+
+def _section(section: str, value: Any) -> Any:
+    """Short forms written out: `algorithm: grpo`, `reward: [math]`, `trackers: jsonl`."""
+    if section in _NAMED and isinstance(value, str):
+        return {"name": value}
+    if section == "reward" and (isinstance(value, str | list) or (isinstance(value, Mapping) and "name" in value)):
+        return {"items": value if isinstance(value, list) else [value]}
+    return [value] if section == "trackers" and isinstance(value, str) else value
+
+
+def _replaced(section: str, old: Any, new: Any) -> str:
+    """The plugin whose settings cannot stay, because another one is chosen."""
+    if section not in PLUGIN_SECTIONS or not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return ""
+    before, after = str(old.get("name", "")), str(new.get("name", ""))
+    return before if before and after and before.partition("@")[0] != after.partition("@")[0] else ""
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return new
+    return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def _read(overrides: Sequence[str]) -> list[_Typed]:
+    """Split into key and value; an unknown key and a key given twice are errors here, before any file is read."""
+    first: dict[str, str] = {}
+    typed = []
+    for text in overrides:
+        key, equals, value = text.lstrip("+").partition("=")
+        if not equals or not key or text.startswith("~"):
+            raise ConfigError(f"'{text}' is not key=value\nType  {key.lstrip('~') or 'key'}=VALUE")
+        _check_key(key)
+        same = _KEY_OF_GROUP.get(key, key)
+        if same in first:
+            raise ConfigError(f"{same} is given twice: '{first[same]}' and '{text}'\nLeave out one of them.")
+        first[same] = text
+        typed.append(_Typed(text=text, key=key, value=value))
+    return typed
+
+
+def _check_key(key: str) -> None:
+    top = key.partition(".")[0]
+    known = ["preset", *(field.name for field in fields(Config))]
+    if top not in known:
+        longer = [name for name in _settings() if name.endswith(f".{key}")]
+        hint = f" Did you mean '{longer[0]}'?" if longer else did_you_mean(top, known)
+        raise ConfigError(f"{key}: no such setting.{hint}\nSettings: {', '.join(known)}.")
+    if key != "preset":
+        type_of(Config, key)
+
+
+def _settings() -> list[str]:
+    """Dotted names of all settings of the core."""
+    return list(flatten(build(Config, {"model": {"path": REQUIRED}, "data": {"train": REQUIRED}})))
+
+
+def _value(item: _Typed) -> Any:
+    """The value as its setting's type wants it written: text as typed, everything else parsed."""
+    kind = type_of(Config, item.key)
+    if (kind is str or get_origin(kind) is Literal) and item.value[:1] not in ("'", '"'):
+        return item.value
+    return _parse(item)
+
+
+def _parse(item: _Typed) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(f"value={item.value}")
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{item.text}: cannot be read: {reason}\nQuote the value:  '{item.key}=\"{item.value}\"'"
+        ) from None
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"{item.text}: several values for one setting, and one command is one run\n"
+            f"For a list type  '{item.key}=[{item.value}]'   For several runs start the command once for each."
+        )
+    return override.value()
+
+
+def _put_group(stack: _Stack, item: _Typed) -> None:
+    """A group's choice: literal values, a YAML file, or a plugin's name."""
+    group, text = item.key, item.value
+    if text[:1] in ("[", "{", "'", '"') or (group != "preset" and "," in text):
+        stack.put({group: _parse(item)}, "command line")
+    elif group == "preset" and text.endswith((".yaml", ".yml")):
+        stack.put(_load(Path(text), Path(text).stem, Path(text).absolute().parent, item), f"preset={text}")
+    elif package := _find(group, text):
+        name = text.partition("@")[0]
+        directory = conf_directories()[package]
+        layer = _load(directory / group / f"{name}.yaml", f"{group}/{name}", directory, item)
+        stack.put(layer, f"{group}={name} ({package})")
+    else:
+        _check_name(group, text)
+        stack.put({group: text}, "command line")
+
+
+def _find(group: str, text: str) -> str:
+    """The package whose YAML file `name` or `name@package` means; empty: none."""
+    name, _, wanted = text.partition("@")
+    packages = [package for package in presets(group).get(name, ()) if wanted in ("", package)]
+    if len(packages) > 1:
+        choices = "  or  ".join(f"{group}={name}@{package}" for package in packages)
+        raise ConfigError(
+            f"{group} '{name}' is provided by {len(packages)} installed packages: {', '.join(packages)}\n"
+            f"Choose one:  {choices}"
+        )
+    return packages[0] if packages else ""
+
+
+def _check_name(group: str, text: str) -> None:
+    """Refuse a name that is neither a YAML file nor a plugin, with what there is."""
+    if group == "runtime" or ":" in text:
+        return
+    files = list(presets(group))
+    if group in ("preset", "placement"):
+        own = "path/to/file.yaml" if group == "preset" else "'{default: POOL}'"
+        raise ConfigError(
+            f"no {group} named '{text}'.{did_you_mean(text, files)}\n"
+            f"There are: {', '.join(files)}.  For one of your own type  {group}={own}"
+        )
+    from rlcore.registry import catalog, resolve
+
+    plugins = sorted({entry.name for entry in catalog().of(group)})
+    if text.partition("@")[0] in plugins:
+        return
+    if nearest(text, files):
+        raise ConfigError(
+            f"no {group} named '{text}'.{did_you_mean(text, [*files, *plugins])}\n"
+            f"Presets: {', '.join(files)}.  Installed {group} plugins: {', '.join(plugins)}."
+        )
+    resolve(group, text)  # raises with what is installed, or could be
+
+
+def _load(file: Path, config_name: str, directory: Path, item: _Typed) -> dict[str, Any]:
+    """One YAML file with what its defaults list names: from its own directory, else from the packages'."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
+    if not file.is_file():
+        raise ConfigError(
+            f"{item.text}: there is no file {file}\nType  {item.key}=NAME; one of: {', '.join(presets(item.key))}"
+        )
+    search = ",".join(f"'file://{path}'" for path in conf_directories().values() if path != directory)
+    try:
+        with initialize_config_dir(str(directory), version_base="1.3"):
+            loaded = hydra_compose(config_name, overrides=[f"hydra.searchpath=[{search}]"])
+        values = OmegaConf.to_container(loaded)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        reason = " ".join(str(error).partition("Config search path")[0].split())
+        raise ConfigError(f"{item.text}: {reason}\nThe file is {file}") from None
+    assert isinstance(values, dict), f"{file}: got {type(values)}"
+    _check_sections(values, item, file)
+    return {str(name): value for name, value in values.items()}
+
+
+def _check_sections(values: Mapping[Any, Any], item: _Typed, file: Path) -> None:
+    known = [field.name for field in fields(Config)]
+    for name in values:
+        if name not in known:
+            raise ConfigError(
+                f"{item.text}: no such setting: {name}.{did_you_mean(str(name), known)}\n"
+                f"The file is {file}; is its first line  # @package _global_ ?"
+            )
+
+
+def _resolved(plain: Mapping[str, Any]) -> Any:
+    """The values with every ${interpolation} replaced."""
+    if not any("${" in text for text in _texts(plain)):
+        return plain
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(OmegaConf.create(dict(plain)), resolve=True)
+    except OmegaConfBaseException as error:
+        reason, *_ = str(error).splitlines()
+        where = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        raise ConfigError(
+            f"{where}{reason}\nAn interpolation names another setting that is given: ${{model.path}}"
+        ) from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)

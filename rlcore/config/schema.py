@@ -1,0 +1,165 @@
+"""Every setting of the core. A plugin's own settings are its `Config` dataclass, merged under its section.
+
+Sections that choose a plugin (`backend`, `rollout`, `algorithm`) hold `name` and that plugin's settings.
+Units are in the names; derived values are computed where they are used, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlcore.controller.pool import PoolConfig
+from rlcore.controller.runtime import RuntimeConfig
+from rlcore.data.prompts import PromptOptions
+from rlcore.protocols.backend import ModelConfig, OptimizerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A plugin by name, with its own settings. Example: Choice(name="grpo", options={"epochs": 2})"""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What a run is called and where it lies."""
+
+    name: str = ""
+    """Empty: made from preset, algorithm and time."""
+    directory: str = "outputs"
+    """Runs lie in directory/name."""
+    seed: int = 0
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: from the last checkpoint of directory/name if there is one; must: fail when there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig(PromptOptions):
+    """Files, and how a row becomes a prompt."""
+
+    train: str
+    """JSONL, Parquet or Arrow: a file, a comma-separated list, a glob or a directory."""
+    eval: str = ""
+    """Held-out prompts; empty: no evaluation."""
+    dataset: str = "files"
+    """A name of the registry kind `dataset`, which opens `train` and `eval`."""
+    shuffle: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """How responses are drawn during training."""
+
+    samples_per_prompt: int = 8
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_response_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """The loop."""
+
+    steps: int = 100
+    prompts_per_step: int = 32
+    schedule: Literal["sync"] = "sync"
+    max_skipped_steps: int = 3
+    """Steps in a row with a gradient that is not finite, after which the run stops."""
+    log_samples: int = 4
+    """Samples written to samples.jsonl per step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Held-out evaluation: before the first step, every n steps, and after the last."""
+
+    every_steps: int = 20
+    """0: only before and after."""
+    max_prompts: int = 256
+    samples_per_prompt: int = 1
+    temperature: float = 0.0
+    pass_threshold: float = 1.0
+    """A sample passes when its reward is at least this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints: every n steps and at the end."""
+
+    every_steps: int = 50
+    """0: only at the end."""
+    keep_last: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig:
+    """The critic of algorithms that have one."""
+
+    path: str = ""
+    """Empty: starts from model.path."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardItem:
+    """One reward of the list."""
+
+    name: str
+    """A registered name, module:function or file.py:function."""
+    weight: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """Rewards, summed by weight."""
+
+    items: tuple[RewardItem, ...] = ()
+    num_processes: int = 1
+    """Processes that score; 0 scores in the worker itself, where a time-out cannot act."""
+    timeout_s: float = 10.0
+    """Per sample."""
+    on_error: Literal["raise", "zero", "drop"] = "raise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginsConfig:
+    """Which installed hooks are active."""
+
+    hooks: tuple[str, ...] = ()
+    on_hook_error: Literal["raise", "warn"] = "raise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig
+    data: DataConfig
+    reward: RewardConfig
+    run: RunConfig = RunConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    pools: Mapping[str, PoolConfig] = field(default_factory=lambda: {"main": PoolConfig()})
+    placement: Mapping[str, str] = field(default_factory=dict)
+    """Role -> pool; the role "default" stands for all that are not named."""
+    backend: Choice = Choice(name="local")
+    rollout: Choice = Choice(name="hf")
+    algorithm: Choice = Choice(name="grpo")
+    transfer: str = "auto"
+    """auto: inprocess where actor and rollout share a pool, else object_store."""
+    trackers: tuple[Choice, ...] = (Choice(name="console"), Choice(name="jsonl"))
+    plugins: PluginsConfig = PluginsConfig()

@@ -1,0 +1,56 @@
+"""A composed config as text: YAML with a comment on each section that says who gave it, or JSON.
+
+`rlcore config` prints it. The chosen plugins are imported, as only they know their own settings; nothing else is. The
+YAML is a preset again: `rlcore config … > run.yaml`, then `rlcore train preset=run.yaml`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rlcore.config.build import build_plugin, to_plain
+from rlcore.config.compose import PLUGIN_SECTIONS, REQUIRED, Composed
+from rlcore.config.schema import Choice
+
+_COMMENT_COLUMN = 40
+
+
+def as_yaml(composed: Composed) -> str:
+    """Sections in the order of the schema, each with its provider as a trailing comment."""
+    from omegaconf import OmegaConf
+
+    plain, providers = _with_plugins(composed)
+    lines = []
+    for section, value in plain.items():
+        first, *rest = OmegaConf.to_yaml(OmegaConf.create({section: value})).splitlines()
+        lines += [f"{first:<{_COMMENT_COLUMN}}  # {providers[section]}", *rest]
+    return "\n".join(lines).replace(REQUIRED, "???") + "\n"
+
+
+def as_json(composed: Composed) -> str:
+    """{"config": the sections, "providers": section -> who gave it, "overrides": as typed}."""
+    plain, providers = _with_plugins(composed)
+    content = {"config": plain, "providers": providers, "overrides": list(composed.overrides)}
+    return json.dumps(content, indent=2, ensure_ascii=False).replace(REQUIRED, "???") + "\n"
+
+
+def _with_plugins(composed: Composed) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config with every setting of the chosen plugins, checked, and the packages that they come from."""
+    plain, providers = dict(composed.plain), dict(composed.providers)
+    for section in PLUGIN_SECTIONS:
+        plain[section], package = _filled(section, section, getattr(composed.config, section))
+        providers[section] += f"; plugin of {package}"
+    plain["trackers"] = [_filled("tracker", "trackers", choice)[0] for choice in composed.config.trackers]
+    return plain, providers
+
+
+def _filled(kind: str, section: str, choice: Choice) -> tuple[dict[str, Any], str]:
+    from rlcore.registry import resolve
+
+    resolved = resolve(kind, choice.name)
+    settings = to_plain(build_plugin(section, choice, resolved.object)) or {}
+    return {
+        "name": choice.name,
+        **settings,
+    }, f"{resolved.package} {resolved.version}" if resolved.package else resolved.target

@@ -1,0 +1,168 @@
+"""`@dispatch` marks a worker method that a group may call, and the built-in ways to split and collect such a call.
+
+The mark is a descriptor that keeps the signature, so that an editor, mypy and `help` see the method that was written.
+On a worker it is the plain method; on a group (see group.py) the same name calls every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from rlcore.controller.future import Future
+from rlcore.controller.ref import BatchRef
+from rlcore.data.batch import Batch, even_sizes
+from rlcore.protocols.dispatch import Call
+from rlcore.types import Mesh, Metrics, merge_metrics
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BoundMethod(Generic[P, R]):
+    """A dispatched method of one worker: called, it is the method itself."""
+
+    def __init__(self, function: Callable[..., R], worker: object) -> None:
+        self._call = functools.partial(function, worker)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._call(*args, **kwargs)
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """On a group: start the call and return at once. On a worker: the finished call."""
+        return Future.of(self._call(*args, **kwargs))
+
+
+class DispatchedMethod(Generic[P, R]):
+    """A worker method with its dispatch mode and the columns that it reads."""
+
+    def __init__(self, function: Callable[..., R], mode: str, reads: tuple[str, ...] | None) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.mode = mode
+        self.reads = reads
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> DispatchedMethod[P, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> BoundMethod[P, R]: ...
+    def __get__(self, instance: object | None, owner: type) -> DispatchedMethod[P, R] | BoundMethod[P, R]:
+        return self if instance is None else BoundMethod(self.function, instance)
+
+
+def dispatch(
+    mode: str, *, reads: Sequence[str] | None = None
+) -> Callable[[Callable[Concatenate[Any, P], R]], DispatchedMethod[P, R]]:
+    """Mark a worker method: groups call it with this dispatch mode.
+
+    Args:
+        mode: a name of the registry kind `dispatch`: all, rank_zero, scatter, dp, dp_metrics, direct, or a plugin's.
+        reads: columns that travel to the method; None sends all.
+
+    Example:
+        >>> class Echo(Worker):
+        ...     @dispatch("dp", reads=["input_ids"])
+        ...     def echo(self, batch: Batch) -> Batch:
+        ...         return batch
+    """
+    return lambda function: DispatchedMethod(function, mode, None if reads is None else tuple(reads))
+
+
+class All:
+    """The same arguments to every rank; results as a list in rank order."""
+
+    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
+        return [call] * len(meshes)
+
+    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
+        return list(outputs)
+
+
+class RankZero:
+    """Only rank 0 is called, and its result is the result."""
+
+    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
+        return [call, *[None] * (len(meshes) - 1)]
+
+    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
+        return outputs[0]
+
+
+class Scatter:
+    """Every argument is a list with one element per rank; results as a list in rank order."""
+
+    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
+        for name, value in _named(call):
+            if not isinstance(value, (list, tuple)) or len(value) != len(meshes):
+                raise ValueError(f"scatter: argument {name} must be a list of {len(meshes)}, one element per rank")
+        return [
+            Call(tuple(value[rank] for value in call.args), {k: v[rank] for k, v in call.kwargs.items()})
+            for rank in range(len(meshes))
+        ]
+
+    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
+        return list(outputs)
+
+
+class DataParallel:
+    """Batches are split by rows over the data-parallel axis, everything else goes to every rank.
+
+    Shares are as even as they can be and may be empty; results are joined in row order, one from each share.
+    Without a batch among the arguments every rank gets the same call and the results are a list.
+    """
+
+    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
+        dp_size = meshes[0].dp_size
+        rows = {name: len(value) for name, value in _named(call) if isinstance(value, (Batch, BatchRef))}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"dp: batches with different numbers of rows cannot be split together: {rows}")
+        shares = [self._share(value, dp_size) for value in call.args]
+        named = {name: self._share(value, dp_size) for name, value in call.kwargs.items()}
+        return [
+            Call(tuple(share[mesh.dp_rank] for share in shares), {k: v[mesh.dp_rank] for k, v in named.items()})
+            for mesh in meshes
+        ]
+
+    @staticmethod
+    def _share(value: Any, dp_size: int) -> Sequence[Any]:
+        if isinstance(value, (Batch, BatchRef)):
+            return value.split(even_sizes(len(value), dp_size))
+        return [value] * dp_size
+
+    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
+        kept = [output for _, output in sorted(_returned(outputs, meshes), key=lambda pair: pair[0])]
+        if kept and all(isinstance(output, BatchRef) for output in kept):
+            return BatchRef.cat(kept)
+        if kept and all(isinstance(output, Batch) for output in kept):
+            return Batch.cat(kept)
+        return kept
+
+
+class DataParallelMetrics(DataParallel):
+    """Split as `dp`; the results are metrics, merged into one."""
+
+    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Metrics:
+        return merge_metrics([output for _, output in _returned(outputs, meshes)])
+
+
+class Direct:
+    """For methods that are called on one rank by its number: `group.method(…, rank=2)`."""
+
+    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
+        kwargs = dict(call.kwargs)
+        rank = kwargs.pop("rank", None)
+        if not isinstance(rank, int) or not 0 <= rank < len(meshes):
+            raise ValueError(f"direct: say which rank, rank=0 to rank={len(meshes) - 1}; got rank={rank!r}")
+        return [Call(call.args, kwargs) if mesh.rank == rank else None for mesh in meshes]
+
+    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
+        return next((output for output in outputs if output is not None), None)
+
+
+def _returned(outputs: Sequence[Any], meshes: Sequence[Mesh]) -> list[tuple[int, Any]]:
+    return [(mesh.dp_rank, output) for mesh, output in zip(meshes, outputs) if mesh.returns]
+
+
+def _named(call: Call) -> list[tuple[str, Any]]:
+    return [(f"{i + 1}", value) for i, value in enumerate(call.args)] + list(call.kwargs.items())

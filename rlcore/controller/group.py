@@ -1,0 +1,160 @@
+"""`spawn` makes all workers of one role; the group that it returns is called like one worker.
+
+    actor = spawn(PolicyWorker, spec, runtime, role="actor", pool="main", options={…})
+    out = actor.log_probs(batch)                  # every rank, split and collected as the method's dispatch mode says
+    future = actor.log_probs.submit(batch)        # the same, without waiting
+
+To a type checker the group is the worker class itself, so signatures, completion and go-to-definition are those of the
+worker; a method that is not dispatched is an AttributeError before anything is sent.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from rlcore.controller.dispatch import DispatchedMethod
+from rlcore.controller.future import Future
+from rlcore.controller.ref import BatchRef
+from rlcore.controller.runtime import Runtime
+from rlcore.data.batch import Batch
+from rlcore.errors import did_you_mean
+from rlcore.protocols.dispatch import Call, Dispatch
+from rlcore.registry import PluginSpec, resolve
+from rlcore.types import Mesh
+
+W = TypeVar("W")
+
+
+class GroupMethod:
+    """One dispatched method of a group."""
+
+    def __init__(self, group: Group, name: str, method: DispatchedMethod[..., Any]) -> None:
+        self._group = group
+        self._name = name
+        self._mode: Dispatch = resolve("dispatch", method.mode).object()
+        self._signature = inspect.signature(method.function)
+        self._reads = method.reads
+        self.__doc__ = method.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.submit(*args, **kwargs).result()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start the call on every rank that the dispatch mode names, and return at once."""
+        if "rank" not in kwargs:
+            self._signature.bind(None, *args, **kwargs)
+        group = self._group
+        ready = Call(
+            tuple(self._depart(value) for value in args),
+            {name: self._depart(value) for name, value in kwargs.items()},
+        )
+        calls = self._mode.split(ready, group.meshes)
+        handles = {
+            rank: group.runtime.submit(group.pool, rank, "call", group.role, self._name, call)
+            for rank, call in enumerate(calls)
+            if call is not None
+        }
+        return Future(lambda: self._collect(handles))
+
+    def _depart(self, value: Any) -> Any:
+        """Batches go as references, and only with the columns that the method reads."""
+        runtime = self._group.runtime
+        if isinstance(value, Batch):
+            value = BatchRef.publish(value, runtime.store)
+        if not isinstance(value, BatchRef):
+            return value
+        reads = self._group.reads.get(self._name, self._reads)
+        value = value if reads is None else value.select(*reads)
+        runtime.traffic.num_bytes += value.num_bytes
+        return value
+
+    def _collect(self, handles: Mapping[int, Any]) -> Any:
+        group = self._group
+        what = f"{group.role}.{self._name}"
+        if group.runtime.traffic.on_call:
+            group.runtime.traffic.on_call(what)
+        replies = group.runtime.wait(list(handles.values()), what, group.runtime.config.call_timeout_s)
+        busy = group.runtime.traffic.busy_s
+        busy[what] = busy.get(what, 0.0) + max(reply.seconds for reply in replies)
+        by_rank = dict(zip(handles, (self._arrive(reply.value) for reply in replies)))
+        return self._mode.collect([by_rank.get(rank) for rank in range(len(group.meshes))], group.meshes)
+
+    def _arrive(self, value: Any) -> Any:
+        if not isinstance(value, BatchRef):
+            return value
+        runtime = self._group.runtime
+        runtime.traffic.num_bytes += value.num_bytes
+        return BatchRef(value.row_lengths, value.near, value.far, runtime.store)
+
+
+class Group:
+    """All workers of one role."""
+
+    def __init__(
+        self, worker_class: type, runtime: Runtime, role: str, pool: str, reads: Mapping[str, Sequence[str]]
+    ) -> None:
+        self.worker_class = worker_class
+        self.runtime = runtime
+        self.role = role
+        self.pool = pool
+        self.reads = reads
+        """Columns that travel to a method, where the run knows better than the method's own mark."""
+        self.meshes: list[Mesh] = []
+
+    @property
+    def dp_size(self) -> int:
+        """Into how many shares the rows of a batch are split."""
+        return self.meshes[0].dp_size
+
+    def __getattr__(self, name: str) -> GroupMethod:
+        method = inspect.getattr_static(self.worker_class, name, None)
+        if not isinstance(method, DispatchedMethod):
+            known = dispatched_methods(self.worker_class)
+            what = "is not marked with @dispatch" if method is not None else "does not exist"
+            raise AttributeError(
+                f"{self.role}.{name} {what} in {self.worker_class.__name__}.{did_you_mean(name, known)}"
+                f" Dispatched methods: {', '.join(known)}"
+            )
+        call = GroupMethod(self, name, method)
+        self.__dict__[name] = call
+        return call
+
+
+def dispatched_methods(worker_class: type) -> list[str]:
+    """Names of the methods that a group of this class offers."""
+    return sorted(
+        {name for base in worker_class.__mro__ for name, value in vars(base).items() if _is_dispatched(value)}
+    )
+
+
+def _is_dispatched(value: object) -> bool:
+    return isinstance(value, DispatchedMethod)
+
+
+def spawn(
+    worker_class: type[W],
+    runtime: Runtime,
+    *,
+    role: str,
+    pool: str,
+    spec: PluginSpec | None = None,
+    options: Mapping[str, Any] | None = None,
+    reads: Mapping[str, Sequence[str]] | None = None,
+) -> W:
+    """Make one worker on every host of a pool and return their group.
+
+    Args:
+        spec: where workers import the class from; by default the class is resolved by its own module and name.
+        options: keyword arguments of the worker class besides its context.
+        reads: columns that travel to a method, by its name.
+    """
+    spec = spec or resolve("worker", worker_class).spec
+    group = Group(worker_class, runtime, role, pool, reads or {})
+    handles = [
+        runtime.submit(pool, rank, "create", role, spec, dict(options or {})) for rank in range(runtime.pool_size(pool))
+    ]
+    replies = runtime.wait(handles, f"{role}.__init__", runtime.config.start_timeout_s)
+    group.meshes = [reply.value for reply in replies]
+    return cast(W, group)

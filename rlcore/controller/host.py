@@ -1,0 +1,189 @@
+"""`Host`: one process bound to one device, carrying named workers.
+
+The runtimes make hosts and bring calls to them; nothing here knows Ray. Colocation is two roles on one host.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from rlcore.controller.ref import BatchRef, Store
+from rlcore.data.batch import Batch
+from rlcore.protocols.dispatch import Call
+from rlcore.protocols.worker import Worker, WorkerContext
+from rlcore.registry import PluginSpec, load
+from rlcore.types import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostInfo:
+    """Where a host stands."""
+
+    pool: str
+    rank: int
+    world_size: int
+    device: str
+    """cpu or cuda:0."""
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What comes back from a call."""
+
+    value: Any
+    seconds: float
+    """Time that the host spent."""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception on its way to the controller: itself where it pickles, and its traceback as text."""
+
+    error: BaseException
+    trace: str
+    where: str
+
+    def rise(self) -> None:
+        """Raise it again, saying where it was raised."""
+        self.error.add_note(f"in {self.where}\n{self.trace}")
+        raise self.error
+
+
+class Host:
+    """Carries the workers of one device."""
+
+    def __init__(self, info: HostInfo, store: Store) -> None:
+        import torch
+
+        torch.set_num_threads(info.threads)
+        self.info = info
+        self.node = socket.gethostname()
+        self._store = store
+        self._workers: dict[str, Worker] = {}
+
+    def create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Reply:
+        """Make a worker of a role; the reply is its Mesh."""
+        return self._guarded(f"{role}.__init__", lambda: self._create(role, spec, options))
+
+    def call(self, role: str, method: str, call: Call) -> Reply:
+        """Call a worker. References in the arguments become batches; a resulting batch stays here as a reference."""
+        return self._guarded(f"{role}.{method}", lambda: self._call(role, method, call))
+
+    def hand_over(self, source: str, target: str, version: int) -> Reply:
+        """Give the weights of one worker to another on this host, tensor by tensor."""
+        workers: dict[str, Any] = dict(self._workers)
+        return self._guarded(
+            f"{target}.load_weights", lambda: workers[target].load_weights(workers[source].weights(), version)
+        )
+
+    def publish_weights(self, source: str) -> Reply:
+        """Leave a worker's weights in the store; the reply is [(name, reference)], empty on ranks other than 0."""
+        return self._guarded(f"{source}.weights", lambda: self._publish_weights(source))
+
+    def receive_weights(self, target: str, refs: list[tuple[str, Any]], version: int) -> Reply:
+        """Load weights that another host published."""
+        workers: dict[str, Any] = dict(self._workers)
+        return self._guarded(
+            f"{target}.load_weights", lambda: workers[target].load_weights(self._stream(refs), version)
+        )
+
+    def join(self, init_method: str, timeout_s: float) -> Reply:
+        """Join the process group of the pool."""
+        return self._guarded("process group", lambda: self._join(init_method, timeout_s))
+
+    def free_port(self) -> int:
+        """A port that is free now, for the process group's rendezvous."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def stack(self) -> str:
+        """What every thread of this process is doing now."""
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            return file.read()
+
+    def close(self) -> None:
+        """Close all workers."""
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Mesh:
+        worker_class: Any = load(spec, rank=self.info.rank, host=self.node)
+        context = WorkerContext(
+            role=role,
+            rank=self.info.rank,
+            world_size=self.info.world_size,
+            device=self.info.device,
+            host=self.node,
+        )
+        worker: Worker = worker_class(context, **options)
+        self._workers[role] = worker
+        return worker.mesh
+
+    def _call(self, role: str, method: str, call: Call) -> Any:
+        worker = self._workers[role]
+        args = [self._arrive(value) for value in call.args]
+        kwargs = {name: self._arrive(value) for name, value in call.kwargs.items()}
+        result = getattr(worker, method)(*args, **kwargs)
+        return BatchRef.publish(result, self._store) if isinstance(result, Batch) else result
+
+    def _arrive(self, value: Any) -> Any:
+        if isinstance(value, BatchRef):
+            return BatchRef(value.row_lengths, value.near, value.far, self._store).local()
+        return value
+
+    def _publish_weights(self, source: str) -> list[tuple[str, Any]]:
+        workers: dict[str, Any] = dict(self._workers)
+        refs = []
+        for name, tensor in workers[source].weights():  # every rank walks: gathering a shard is collective
+            if self.info.rank == 0:
+                refs.append((name, self._store.put([tensor.detach()])[0]))
+        return refs
+
+    def _stream(self, refs: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, ref in refs:
+            yield name, self._store.get([ref])[0]
+
+    def _join(self, init_method: str, timeout_s: float) -> None:
+        import torch.distributed as dist
+
+        backend = "cpu:gloo,cuda:nccl" if self.info.device.startswith("cuda") else "gloo"
+        dist.init_process_group(
+            backend,
+            init_method=init_method,
+            rank=self.info.rank,
+            world_size=self.info.world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+    def _guarded(self, what: str, action: Any) -> Reply:
+        start = time.perf_counter()
+        try:
+            return Reply(action(), time.perf_counter() - start)
+        except Exception as error:
+            where = f"{what}, rank {self.info.rank} of pool '{self.info.pool}' on {self.node}, pid {os.getpid()}"
+            return Reply(None, time.perf_counter() - start, Failure(_portable(error), traceback.format_exc(), where))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself when it survives a pickle, else a RuntimeError with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as reason:
+        return RuntimeError(f"{type(error).__name__}: {error} (not sent as it is: {reason})")
+    return error

@@ -1,0 +1,83 @@
+"""Pools: sets of devices, and the arithmetic of whether a cluster holds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcore.errors import CapacityError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """`nodes × devices_per_node` devices of one kind. Example: PoolConfig(nodes=2, devices_per_node=8, device="cuda")"""
+
+    nodes: int = 1
+    devices_per_node: int = 1
+    device: str = "auto"
+    """auto, cpu or cuda; auto is cuda where there is a GPU."""
+    cpus_per_device: int = 1
+    """CPU cores, and threads, of each host process."""
+    python: str = ""
+    """Interpreter of this pool's processes; empty: the controller's. Same Python and Ray versions are required."""
+
+    @property
+    def num_devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+
+def available_cores() -> int:
+    """Cores that this process may use: affinity and cgroup limits count, not what the machine has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.exists():
+        quota, period = limit.read_text().split()[:2]
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def check_capacity(pools: Mapping[str, PoolConfig], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Refuse pools that the cluster can never hold.
+
+    Args:
+        nodes: free resources of each node: {"CPU": 8, "GPU": 1}.
+
+    Raises:
+        CapacityError: with the arithmetic, pool by pool.
+    """
+    left = [dict(node) for node in nodes]
+    for name, pool in pools.items():
+        need = {"CPU": pool.devices_per_node * pool.cpus_per_device}
+        if pool.device == "cuda":
+            need["GPU"] = pool.devices_per_node
+        fitting = [node for node in left if all(node.get(kind, 0) >= amount for kind, amount in need.items())]
+        if len(fitting) < pool.nodes:
+            raise CapacityError(_arithmetic(name, pool, need, pools, nodes))
+        for node in fitting[: pool.nodes]:
+            for kind, amount in need.items():
+                node[kind] -= amount
+
+
+def _arithmetic(
+    name: str,
+    pool: PoolConfig,
+    need: Mapping[str, float],
+    pools: Mapping[str, PoolConfig],
+    nodes: Sequence[Mapping[str, float]],
+) -> str:
+    asked = " and ".join(f"{amount:g} {kind}" for kind, amount in need.items())
+    has = "; ".join(
+        " and ".join(f"{node.get(kind, 0):g} {kind}" for kind in need) + (f" on node {i}" if len(nodes) > 1 else "")
+        for i, node in enumerate(nodes)
+    )
+    others = [other for other in pools if other != name]
+    before = f" (other pools ask too: {', '.join(others)})" if others else ""
+    return (
+        f"pool '{name}' does not fit: {pool.devices_per_node} devices × {pool.cpus_per_device} cores = {asked} on each of"
+        f" {pool.nodes} nodes; the cluster has {has}{before}.\n"
+        f"Ask for less:  pools.{name}.devices_per_node=1  pools.{name}.cpus_per_device=1   or put the roles together:"
+        f"  placement=colocated"
+    )

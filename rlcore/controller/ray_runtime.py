@@ -1,0 +1,237 @@
+"""The Ray runtime: one actor per device is a host.
+
+Ray starts and places the processes and carries the bytes; what a host does is in host.py. Waiting polls one reply at a
+time, so that a dead or failed rank ends a call at once while its peers still sit in a collective.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch import Tensor
+
+from rlcore.controller.host import Host, HostInfo, Reply
+from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
+from rlcore.controller.ref import Store
+from rlcore.controller.runtime import RuntimeConfig, Traffic, resolve_device
+from rlcore.data.wire import pack, unpack
+from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError
+
+logger = logging.getLogger(__name__)
+_STACK_TIMEOUT_S = 5.0
+_GET_TIMEOUT_S = 600.0
+
+
+class RayStore:
+    """Ray's object store: buffers are mapped by the reader, not copied."""
+
+    def __init__(self, timeout_s: float = _GET_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+
+    def put(self, values: Sequence[Tensor | list[Any]]) -> list[Any]:
+        return [ray.put(pack(value) if isinstance(value, Tensor) else value) for value in values]
+
+    def get(self, refs: Sequence[Any]) -> list[Any]:
+        try:
+            values = ray.get(list(refs), timeout=self._timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise DeadlineExceeded(f"{len(refs)} columns did not arrive within {self._timeout_s:g} s") from error
+        except ray.exceptions.ObjectLostError as error:
+            raise HostDied(f"a column is lost with the host that made it: {error}") from error
+        return [unpack(value) if isinstance(value, tuple) else value for value in values]
+
+
+class _RayHost:
+    """The actor: a Host, and a second thread that answers while the first one works."""
+
+    def __init__(self, info: HostInfo) -> None:
+        self._host = Host(info, RayStore())
+
+    def act(self, action: str, *args: Any) -> Any:
+        return getattr(self._host, action)(*args)
+
+    @ray.method(concurrency_group="control")
+    def stack(self) -> str:
+        return self._host.stack()
+
+    def address(self) -> str:
+        return str(ray.util.get_node_ip_address())
+
+
+class RayRuntime:
+    """Hosts as Ray actors, one placement group for each pool."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.config = config
+        self.store: Store = RayStore()
+        self.traffic = Traffic()
+        self._actors: dict[str, list[Any]] = {}
+        self._groups: list[PlacementGroup] = []
+        self._started_ray = False
+        self._labels: dict[Any, tuple[str, int]] = {}
+
+    def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+        self._connect()
+        pools = {name: _with_device(pool) for name, pool in pools.items()}
+        check_capacity(pools, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        for name, pool in pools.items():
+            self._start_pool(name, pool, env.get(name, ()))
+        for name, pool in pools.items():
+            if pool.num_devices > 1:
+                self._join(name)
+
+    def pool_size(self, pool: str) -> int:
+        return len(self._actors[pool])
+
+    def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
+        handle = self._actors[pool][rank].act.remote(action, *args)
+        self._labels[handle] = (pool, rank)
+        return handle
+
+    def wait(self, handles: Sequence[Any], what: str, timeout_s: float) -> list[Reply]:
+        deadline = time.monotonic() + timeout_s
+        pending = list(handles)
+        values: dict[Any, Any] = {}
+        try:
+            while pending:
+                ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise DeadlineExceeded(self._diagnosis(pending, what, timeout_s))
+                values[ready[0]] = self._value(ready[0], what)
+        finally:
+            for handle in handles:
+                self._labels.pop(handle, None)
+        return [values[handle] for handle in handles]
+
+    def shutdown(self) -> None:
+        actors = [actor for pool in self._actors.values() for actor in pool]
+        self._actors.clear()
+        if not ray.is_initialized():
+            return
+        closing = [actor.act.remote("close") for actor in actors]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=_STACK_TIMEOUT_S)
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups.clear()
+        if self._started_ray:
+            ray.shutdown()
+            self._started_ray = False
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options: dict[str, Any] = {"logging_level": logging.WARNING}
+        if self.config.address:
+            ray.init(address=self.config.address, **options)
+            return
+        os.environ.pop("RAY_ADDRESS", None)  # a stale one would send this run to a cluster that is gone
+        ray.init(num_cpus=available_cores(), include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+        self._started_ray = True
+
+    def _start_pool(self, name: str, pool: PoolConfig, env: Sequence[Mapping[str, str]]) -> None:
+        device = resolve_device(pool.device)
+        bundle = {"CPU": float(pool.devices_per_node * pool.cpus_per_device)}
+        if device == "cuda":
+            bundle["GPU"] = float(pool.devices_per_node)
+        group = placement_group([bundle] * pool.nodes, strategy="STRICT_SPREAD" if pool.nodes > 1 else "PACK")
+        self._groups.append(group)
+        if not group.wait(timeout_seconds=self.config.start_timeout_s):
+            raise InfrastructureError(
+                f"pool '{name}' got no devices within {self.config.start_timeout_s:g} s: the cluster has them, but other"
+                f" jobs hold them.\nSee who:  ray status     or wait longer:  runtime.start_timeout_s=600"
+            )
+        actor_class = ray.remote(concurrency_groups={"control": 1})(_RayHost)
+        self._actors[name] = [
+            actor_class.options(
+                num_cpus=pool.cpus_per_device,
+                num_gpus=1 if device == "cuda" else 0,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank // pool.devices_per_node),
+                runtime_env=_environment(pool, env[rank] if rank < len(env) else {}),
+            ).remote(
+                HostInfo(
+                    pool=name,
+                    rank=rank,
+                    world_size=pool.num_devices,
+                    device="cuda:0" if device == "cuda" else "cpu",
+                    threads=pool.cpus_per_device,
+                )
+            )
+            for rank in range(pool.num_devices)
+        ]
+
+    def _join(self, pool: str) -> None:
+        actors = self._actors[pool]
+        timeout_s = self.config.start_timeout_s
+        first = actors[0]
+        address, port = self.wait([first.address.remote(), first.act.remote("free_port")], f"pool {pool}", timeout_s)
+        handles = [
+            self.submit(pool, rank, "join", f"tcp://{address}:{port}", self.config.call_timeout_s)
+            for rank in range(len(actors))
+        ]
+        self.wait(handles, f"process group of pool '{pool}'", timeout_s)
+
+    def _value(self, handle: Any, what: str) -> Any:
+        pool, rank = self._labels.get(handle, ("?", -1))
+        try:
+            value = ray.get(handle, timeout=_GET_TIMEOUT_S)
+        except ray.exceptions.ActorDiedError as error:
+            raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
+        except ray.exceptions.RayTaskError as error:
+            raise InfrastructureError(f"{what}: rank {rank} of pool '{pool}' did not answer: {error}") from error
+        if isinstance(value, Reply) and value.failure is not None:
+            value.failure.rise()
+        return value
+
+    def _diagnosis(self, pending: Sequence[Any], what: str, timeout_s: float) -> str:
+        late = [self._labels.get(handle, ("?", -1)) for handle in pending]
+        lines = [f"{what} did not end within {timeout_s:g} s; waiting for {len(late)} ranks:"]
+        for pool, rank in late:
+            lines.append(f"rank {rank} of pool '{pool}' is here:\n{self._stack(pool, rank)}")
+        return "\n".join([*lines, "Wait longer:  runtime.call_timeout_s=3600"])
+
+    def _stack(self, pool: str, rank: int) -> str:
+        try:
+            return str(ray.get(self._actors[pool][rank].stack.remote(), timeout=_STACK_TIMEOUT_S))
+        except (ray.exceptions.RayError, KeyError) as error:
+            return f"(no stack: {type(error).__name__})"
+
+
+def _with_device(pool: PoolConfig) -> PoolConfig:
+    from dataclasses import replace
+
+    return replace(pool, device=resolve_device(pool.device))
+
+
+def _environment(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:
+    variables = {
+        "OMP_NUM_THREADS": str(pool.cpus_per_device),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        **env,
+    }
+    if pool.nodes == 1:
+        variables.setdefault("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    environment: dict[str, Any] = {"env_vars": variables}
+    if pool.python:
+        del variables["PYTHONPATH"]
+        environment["py_executable"] = pool.python
+    return environment
+
+
+def _cause(error: BaseException) -> str:
+    """The first lines of Ray's text; the rest repeats them."""
+    return " ".join(str(error).split("\n")[:6])

@@ -1,0 +1,160 @@
+"""`Runtime`: starts hosts and carries calls to them. `local` is here; `ray` is in ray_runtime.py.
+
+Both have the same interface and give the same bits at one device. No wait is without a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlcore.controller.host import Host, HostInfo, Reply
+from rlcore.controller.pool import PoolConfig
+from rlcore.controller.ref import Store
+from rlcore.protocols.dispatch import Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """How processes are started and waited for."""
+
+    name: str = "ray"
+    """ray or local."""
+    address: str = ""
+    """Of a running Ray cluster; empty starts one on this machine."""
+    start_timeout_s: float = 180.0
+    """For hosts to start and workers to be made."""
+    call_timeout_s: float = 1800.0
+    """For any one call of a group."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went through the controller since the last `take`."""
+
+    num_bytes: int = 0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that the slowest rank spent, by "role.method"."""
+    on_call: Callable[[str], None] | None = None
+    """Told "role.method" when the controller begins to wait for it."""
+
+    def take(self) -> Traffic:
+        """The counts so far; counting starts anew."""
+        taken = Traffic(self.num_bytes, dict(self.busy_s))
+        self.num_bytes = 0
+        self.busy_s.clear()
+        return taken
+
+
+class Runtime(Protocol):
+    """Hosts, calls, waits."""
+
+    store: Store
+    traffic: Traffic
+    config: RuntimeConfig
+
+    def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+        """Start the hosts of all pools; `env[pool][rank]` is set before a host imports anything."""
+
+    def pool_size(self, pool: str) -> int:
+        """Number of hosts of a pool."""
+
+    def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
+        """Start `Host.action(*args)` on one host; returns a handle for `wait`."""
+
+    def wait(self, handles: Sequence[Any], what: str, timeout_s: float) -> list[Reply]:
+        """The replies in order.
+
+        Raises:
+            DeadlineExceeded: says which ranks of `what` are missing and what they are doing.
+            HostDied: a host process ended.
+            Exception: the failure of the first rank that failed, at once.
+        """
+
+    def shutdown(self) -> None:
+        """End everything that `start` started; may be called twice."""
+
+
+class LocalStore:
+    """This process: a reference is the value."""
+
+    def put(self, values: Sequence[Tensor | list[Any]]) -> list[Any]:
+        return list(values)
+
+    def get(self, refs: Sequence[Any]) -> list[Any]:
+        return list(refs)
+
+
+class LocalRuntime:
+    """Every host in this process; a call runs when it is submitted. For debugging, and where Ray is not installed."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.config = config
+        self.store: Store = LocalStore()
+        self.traffic = Traffic()
+        self._hosts: dict[str, list[Host]] = {}
+
+    def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+        for name, pool in pools.items():
+            device = resolve_device(pool.device)
+            self._hosts[name] = [
+                Host(
+                    HostInfo(
+                        pool=name,
+                        rank=rank,
+                        world_size=pool.num_devices,
+                        device="cuda:0" if device == "cuda" else "cpu",
+                        threads=pool.cpus_per_device,
+                    ),
+                    self.store,
+                )
+                for rank in range(pool.num_devices)
+            ]
+
+    def pool_size(self, pool: str) -> int:
+        return len(self._hosts[pool])
+
+    def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
+        return getattr(self._hosts[pool][rank], action)(*args)
+
+    def wait(self, handles: Sequence[Any], what: str, timeout_s: float) -> list[Reply]:
+        for reply in handles:
+            if isinstance(reply, Reply) and reply.failure is not None:
+                reply.failure.rise()
+        return list(handles)
+
+    def shutdown(self) -> None:
+        for hosts in self._hosts.values():
+            for host in hosts:
+                host.close()
+        self._hosts.clear()
+
+
+def resolve_device(device: str) -> str:
+    """cpu or cuda for auto, cpu or cuda."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def make_runtime(config: RuntimeConfig) -> Runtime:
+    """The runtime that the config names."""
+    from rlcore.errors import ConfigError, did_you_mean
+
+    if config.name == "local":
+        return LocalRuntime(config)
+    if config.name == "ray":
+        from rlcore.controller.ray_runtime import RayRuntime
+
+        return RayRuntime(config)
+    raise ConfigError(
+        f"no runtime named '{config.name}'.{did_you_mean(config.name, ['ray', 'local'])}\n"
+        "Type  runtime=ray  or  runtime=local"
+    )
+
+
+__all__ = ["Call", "LocalRuntime", "Runtime", "RuntimeConfig", "Traffic", "make_runtime", "resolve_device"]

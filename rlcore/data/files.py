@@ -1,0 +1,230 @@
+"""`FileDataset`: rows of JSONL, JSON, Parquet and Arrow files, the data set that the core brings along.
+
+Made by the trainer at start (registry kind `dataset`, name `files`). All rows are read at once, so that a broken line
+is known before the first GPU second. It leaves alone what rows mean: `rlcore.data.prompts` turns them into prompts.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import DataError, UserError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+_WHAT_TO_WRITE = (
+    "Write a .jsonl, .json, .parquet or .arrow file, a directory of such files, a glob, or a comma-separated list."
+)
+_JSON_LINE = 'Each line must be one JSON object: {"prompt": "..."}. Correct the line or remove it.'
+
+
+class FileDataset:
+    """Rows of one or more files, in the order in which they are named; files of a directory or a glob are sorted.
+
+    Example: FileDataset("data/gsm8k/train.jsonl")[0]["question"]
+    """
+
+    def __init__(self, path: str, config: object = None) -> None:
+        self.name = path
+        self._rows: list[Mapping[str, object]] = []
+        self._files: list[_File] = []
+        self._starts: list[int] = []
+        paths = _expand(path)
+        if len(paths) > 1:
+            logger.info("%s is %d files: %s", path, len(paths), ", ".join(map(str, paths)))
+        for file in map(_read, paths):
+            self._starts.append(len(self._rows))
+            self._files.append(file)
+            self._rows += file.rows
+        self.columns: Sequence[str] = list(dict.fromkeys(name for row in self._rows for name in row))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, object]:
+        row = self._rows[index]
+        return row if len(row) == len(self.columns) else {name: row.get(name) for name in self.columns}
+
+    def where(self, index: int) -> str:
+        """Where a row lies: "train.jsonl:17" for line 17, "train.parquet, row 17" for the 17th row."""
+        number = bisect_right(self._starts, index) - 1
+        file, offset = self._files[number], index - self._starts[number]
+        return f"{file.path}:{file.lines[offset]}" if file.lines else f"{file.path}, row {offset + 1}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    path: Path
+    rows: list[dict[str, object]]
+    lines: Sequence[int] = ()
+    """Line of each row, counting from 1; empty when the file has no lines."""
+
+
+def _expand(spec: str) -> list[Path]:
+    # os.path, because Path.exists raises where a long list is no possible file name.
+    parts = (
+        [spec]
+        if os.path.exists(os.path.expanduser(spec))
+        else [part.strip() for part in spec.split(",") if part.strip()]
+    )
+    if not spec.strip() or not parts:
+        raise DataError(f"the path of a data set is empty\n{_WHAT_TO_WRITE}")
+    return [path for part in parts for path in _expand_part(part)]
+
+
+def _expand_part(part: str) -> list[Path]:
+    path = Path(part).expanduser()
+    if path.is_dir():
+        return _files_of_directory(path)
+    if path.exists():
+        return [path]
+    if any(character in part for character in "*?["):
+        found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        if not found:
+            raise DataError(f"no file matches '{part}'\n{_WHAT_TO_WRITE}")
+        return found
+    raise DataError(f"no such file: '{part}'{_near(path)}\n{_WHAT_TO_WRITE}")
+
+
+def _near(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"; there is no directory '{path.parent}' either"
+    hint = did_you_mean(path.name, [other.name for other in path.parent.iterdir()])
+    return f" in '{path.parent}'.{hint}" if hint else f" in '{path.parent}'"
+
+
+def _files_of_directory(directory: Path) -> list[Path]:
+    if (directory / "state.json").exists():
+        return _shards_of_saved_dataset(directory)
+    if (directory / "dataset_dict.json").exists():
+        splits = sorted(path.name for path in directory.iterdir() if path.is_dir())
+        raise DataError(
+            f"'{directory}' holds several splits: {', '.join(splits)}\nWrite one of them, such as '{directory / splits[0]}'."
+        )
+    paths = sorted(path for path in directory.iterdir() if path.suffix in _READERS and not path.name.startswith("."))
+    kinds = sorted({path.suffix for path in paths})
+    if not kinds:
+        raise DataError(f"'{directory}' holds no file that can be read\n{_WHAT_TO_WRITE}")
+    if len(kinds) > 1:
+        raise DataError(
+            f"'{directory}' holds files of several kinds: {', '.join(kinds)}\n"
+            f"Write a glob that chooses, such as '{directory}/*{kinds[-1]}'."
+        )
+    return paths
+
+
+def _shards_of_saved_dataset(directory: Path) -> list[Path]:
+    # A directory of Hugging Face `save_to_disk` may also hold caches (`cache-*.arrow`), which are no part of the data.
+    state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+    return [directory / shard["filename"] for shard in state["_data_files"]]
+
+
+def _read(path: Path) -> _File:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        hint = did_you_mean(path.suffix, list(_READERS))
+        raise DataError(f"{path}: cannot read files that end in '{path.suffix}'.{hint}\n{_WHAT_TO_WRITE}")
+    try:
+        file = reader(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}\nCheck that the file is whole and may be read.") from error
+    if not file.rows:
+        raise DataError(f"{path} has no rows\nRemove it from the list, or fetch it again if it should have some.")
+    return file
+
+
+def _read_jsonl(path: Path) -> _File:
+    rows: list[dict[str, object]] = []
+    lines: list[int] = []
+    # Bytes, because text mode would have to guess: only "\n" ends a line of JSONL.
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                rows.append(_json_object(line, f"{path}:{number}"))
+                lines.append(number)
+    return _File(path=path, rows=rows, lines=lines)
+
+
+def _json_object(line: bytes, where: str) -> dict[str, object]:
+    try:
+        row = json.loads(line.rstrip().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8: {error.reason}\nSave the file as UTF-8.") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not valid JSON: {error.msg} at character {error.pos + 1}\n{_JSON_LINE}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a {type(row).__name__}, not an object\n{_JSON_LINE}")
+    return row
+
+
+def _read_json(path: Path) -> _File:
+    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if not content.lstrip().startswith(b"["):
+        return _read_jsonl(path)
+    try:
+        rows = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}\nThe file must be one list of objects.") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{path}, row {number}: a {type(row).__name__}, not an object\nThe file must be one list of objects."
+            )
+    return _File(path=path, rows=rows)
+
+
+def _read_parquet(path: Path) -> _File:
+    _pyarrow(path)
+    import pyarrow.parquet
+
+    return _File(path=path, rows=_rows_of_table(path, lambda: pyarrow.parquet.read_table(path)))
+
+
+def _read_arrow(path: Path) -> _File:
+    pyarrow = _pyarrow(path)
+
+    def table() -> Any:
+        with pyarrow.memory_map(str(path)) as source:
+            is_file = source.read(6) == b"ARROW1"
+            source.seek(0)
+            return (pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)).read_all()
+
+    return _File(path=path, rows=_rows_of_table(path, table))
+
+
+def _rows_of_table(path: Path, read: Callable[[], Any]) -> list[dict[str, object]]:
+    from pyarrow import ArrowException
+
+    try:
+        rows: list[dict[str, object]] = read().to_pylist()
+    except ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"{path}: not a {path.suffix} file: {reason}\nFetch the file again, or write it anew."
+        ) from error
+    return rows
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise UserError(f"{path}: reading {path.suffix} files needs pyarrow\npip install 'rlcore[parquet]'") from error
+    return pyarrow
+
+
+_READERS: dict[str, Callable[[Path], _File]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+}

@@ -1,0 +1,175 @@
+"""`PromptLoader`: which prompt comes next, and a ledger of what became of it, so that a resumed run loses nothing.
+
+Called by the trainer loop and its schedules. It knows numbers only, neither text nor tokens: a `prompt_id` is the
+index of a prompt in `rlcore.data.prompts.PreparedPrompts`.
+
+A position counts every prompt that the run takes, over all epochs: position p is entry p % num_prompts of epoch
+p // num_prompts. Prompt and seed of a position follow from the run's seed alone, so a checkpoint needs only the next
+position and those that were issued and not consumed:
+
+    issue -> (in flight) -> finish -> (finished) -> consume
+
+What was not consumed when the state was taken is issued again, in the same order, before anything new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from rlcore.errors import ConfigError
+
+_MASK_64: Final = 2**64 - 1
+
+
+def mix(*values: int) -> int:
+    """Mix integers to a seed in [0, 2**63): h = splitmix64(h ^ value) for each value, from h = 0; then h >> 1.
+
+    The order of the values counts. The samples of one prompt take `mix(request_seed, number)`.
+    """
+    state = 0
+    for value in values:
+        state = _splitmix64(state ^ (value & _MASK_64))
+    return state >> 1
+
+
+def _splitmix64(state: int) -> int:
+    # Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 14.
+    state = (state + 0x9E3779B97F4A7C15) & _MASK_64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return state ^ (state >> 31)
+
+
+# Four: a step may cross the end of an epoch, and evaluation may have a loader of its own.
+@lru_cache(maxsize=4)
+def _shuffled(num_prompts: int, seed: int, epoch: int) -> np.ndarray:
+    """Order of one epoch: the prompts sorted by 64 raw bits each, which numpy keeps stable over its versions."""
+    bits = np.random.Philox(key=np.array([seed & _MASK_64, epoch], dtype=np.uint64)).random_raw(num_prompts)
+    return np.argsort(bits, kind="stable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """One prompt taken. Example: Issued(prompt_id=41, epoch=0, position=3, request_seed=7044339834212543166)"""
+
+    prompt_id: int
+    """Index among the prepared prompts."""
+    epoch: int
+    position: int
+    """Unique in the run; a prompt that a step has twice, from two epochs, has two positions."""
+    request_seed: int
+    """In [0, 2**63): `mix(seed, position)`."""
+
+
+class PromptLoader:
+    """Endless prompts in a seeded order; each epoch takes every prompt once.
+
+    A step may cross the end of an epoch, so no prompt is dropped for want of a full step. A prompt counts as consumed
+    when it has been trained on, or dropped for good. `load_state_dict(state_dict())` on the same loader gives up what
+    is outstanding: it will be issued again.
+    """
+
+    def __init__(
+        self, num_prompts: int, prompts_per_step: int, seed: int, shuffle: bool = True, fingerprint: str = ""
+    ) -> None:
+        """`fingerprint` is that of the prompts; a state that was saved over other prompts is then refused."""
+        if num_prompts < 1:
+            raise ConfigError(
+                "there are no prompts to load\nCheck data.train, data.max_prompt_tokens and data.overlong."
+            )
+        if prompts_per_step < 1:
+            raise ConfigError(
+                f"trainer.prompts_per_step={prompts_per_step} is less than 1\nType trainer.prompts_per_step=1 or more."
+            )
+        self.prompts_per_step = prompts_per_step
+        self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle, "fingerprint": fingerprint}
+        self._num_prompts, self._seed, self._shuffle = num_prompts, seed, shuffle
+        self._next_position = 0
+        self._again: list[int] = []
+        self._in_flight: set[int] = set()
+        self._finished: set[int] = set()
+
+    @property
+    def num_issued(self) -> int:
+        """Positions handed out, those that wait to be issued again left out."""
+        return self._next_position - len(self._again)
+
+    @property
+    def num_finished(self) -> int:
+        """Positions with a response, consumed or not."""
+        return self.num_issued - len(self._in_flight)
+
+    @property
+    def num_consumed(self) -> int:
+        """Positions done with for good."""
+        return self.num_finished - len(self._finished)
+
+    @property
+    def outstanding(self) -> list[int]:
+        """Positions issued at some time and not consumed, in order: what a resumed run issues first."""
+        return sorted([*self._again, *self._in_flight, *self._finished])
+
+    def next_step(self) -> list[Issued]:
+        """Issue the prompts of one step."""
+        return self.issue(self.prompts_per_step)
+
+    def issue(self, count: int) -> list[Issued]:
+        """Take `count` prompts in order of position and note them as in flight."""
+        again, self._again = self._again[:count], self._again[count:]
+        end = self._next_position + count - len(again)
+        positions = [*again, *range(self._next_position, end)]
+        self._next_position = end
+        self._in_flight.update(positions)
+        return [self._at(position) for position in positions]
+
+    def finish(self, positions: Collection[int]) -> None:
+        """Note that these have their responses. A position that is not in flight is a ValueError; nothing changes."""
+        _move(positions, self._in_flight, "in flight")
+        self._finished.update(positions)
+
+    def consume(self, positions: Collection[int]) -> None:
+        """Note that these are done with. A position that is not finished is a ValueError; nothing changes."""
+        _move(positions, self._finished, "finished and waiting")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON data."""
+        return {**self._identity, "next_position": self._next_position, "outstanding": self.outstanding}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. `prompts_per_step` may have changed; the prompts and their order may not."""
+        for key, here in self._identity.items():
+            if state[key] != here:
+                raise ConfigError(_MISMATCH[key].format(then=state[key], now=here))
+        self._next_position = state["next_position"]
+        self._again = sorted(state["outstanding"])
+        self._in_flight, self._finished = set(), set()
+
+    def _at(self, position: int) -> Issued:
+        epoch, index = divmod(position, self._num_prompts)
+        prompt_id = int(_shuffled(self._num_prompts, self._seed, epoch)[index]) if self._shuffle else index
+        return Issued(prompt_id=prompt_id, epoch=epoch, position=position, request_seed=mix(self._seed, position))
+
+
+_OTHER_RUN: Final = "or start a new run with run.name=<another name>."
+_MISMATCH: Final = {
+    "num_prompts": "the checkpoint was made with {then} prompts; the data set has {now} now\n"
+    f"Give the data set and the data.* settings that the run began with, {_OTHER_RUN}",
+    "seed": f"the checkpoint was made with run.seed={{then}}, not {{now}}\nType run.seed={{then}}, {_OTHER_RUN}",
+    "shuffle": f"the checkpoint was made with data.shuffle={{then}}, not {{now}}\nType data.shuffle={{then}}, {_OTHER_RUN}",
+    "fingerprint": "the prompts differ from those of the checkpoint (fingerprint {now}, then {then})\n"
+    f"Give the data set, the tokenizer and the data.* settings that the run began with, {_OTHER_RUN}",
+}
+
+
+def _move(positions: Collection[int], out_of: set[int], state: str) -> None:
+    unknown = [position for position in positions if position not in out_of]
+    if unknown:
+        raise ValueError(f"positions {unknown[:8]} are not {state}")
+    if len(set(positions)) != len(positions):
+        raise ValueError(f"a position is named twice in {sorted(positions)[:8]}")
+    out_of.difference_update(positions)

@@ -1,0 +1,361 @@
+"""From the rows of a data set to token ids: columns are renamed and checked, prompts built, tokenised and measured.
+
+Called once per data set, at the start of a run and by `rlcore doctor`, so that what is wrong with the data is known
+before anything else starts. It never looks at rewards or responses.
+
+A plain text is tokenised as the tokenizer does by default, except that its beginning-of-sequence token is never
+doubled and an end-of-sequence token that it would append is left out. A chat is rendered by the tokenizer's chat
+template, which writes all special tokens itself, so none are added.
+
+Shapes: P prompts, T tokens (all prompts laid end to end).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from rlcore.errors import ConfigError, DataError, did_you_mean
+from rlcore.types import RESERVED_COLUMNS
+
+if TYPE_CHECKING:
+    from rlcore.protocols.dataset import Dataset
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[Message]
+
+_CANDIDATES: Final = ("prompt", "messages", "question", "text")
+_CHUNK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """How a row becomes a prompt. Example: PromptOptions(template="Question: {question}\\nAnswer:", chat="never")"""
+
+    prompt_column: str = ""
+    """Text or messages. Empty: `prompt`, else the one of `messages`, `question` and `text` that the data has."""
+    template: str = ""
+    """A format string over columns, instead of a prompt column: "Q: {question}\\nA:"."""
+    system: str = ""
+    """A system message before the prompt; needs a chat template."""
+    chat: Literal["auto", "always", "never"] = "auto"
+    """Whether a plain text is wrapped as a user message by the chat template; auto: if the tokenizer has one."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """New names for columns: {old: new}. Every other option speaks of the new names."""
+    max_prompt_tokens: int = 1024
+    overlong: Literal["error", "drop", "truncate"] = "error"
+    """What to do with a longer prompt; truncate keeps its last tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedPrompts:
+    """All prompts of a data set; the index of a prompt is its `prompt_id`."""
+
+    token_ids: np.ndarray
+    """[T] int64."""
+    offsets: np.ndarray
+    """[P+1] int64; prompt i is token_ids[offsets[i]:offsets[i + 1]]."""
+    rows: Mapping[str, Sequence[Any]]
+    """[P] per column of the data set, under its new name; `prompt` is the text or the messages, before the chat template."""
+    source_index: np.ndarray
+    """[P] int64, the row of the data set."""
+    counts: Mapping[str, int]
+    """overlong_dropped and overlong_truncated, over the whole data set."""
+
+    def __len__(self) -> int:
+        return len(self.source_index)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[P] int64, tokens of each prompt."""
+        return np.diff(self.offsets)
+
+    def take(self, prompt_ids: Sequence[int]) -> PreparedPrompts:
+        """The prompts of a step, in this order; one may be taken twice."""
+        index = np.asarray(prompt_ids, dtype=np.int64)
+        pieces = [self.token_ids[self.offsets[i] : self.offsets[i + 1]] for i in index]
+        return PreparedPrompts(
+            token_ids=np.concatenate(pieces) if pieces else self.token_ids[:0],
+            offsets=_offsets(pieces),
+            rows={name: [values[i] for i in index] for name, values in self.rows.items()},
+            source_index=self.source_index[index],
+            counts=self.counts,
+        )
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change with any token, or with the order of the prompts."""
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(self.offsets.tobytes())
+        digest.update(self.token_ids.tobytes())
+        return digest.hexdigest()
+
+
+class PromptBuilder:
+    """Prepares the prompts of data sets with one tokenizer and one set of options.
+
+    Example: PromptBuilder(tokenizer, PromptOptions()).prepare(FileDataset("train.jsonl"))
+    """
+
+    def __init__(self, tokenizer: Any, options: PromptOptions, *, reserved: frozenset[str] = RESERVED_COLUMNS) -> None:
+        """`tokenizer` is a Hugging Face one; `reserved` are columns that the run writes and data may not have."""
+        _check_options(options)
+        self._tokenizer, self._options, self._reserved = tokenizer, options, reserved
+        eos = tokenizer.eos_token_id
+        self._appends_eos = eos is not None and tokenizer("a")["input_ids"][-1:] == [eos]
+        self._has_template = bool(tokenizer.chat_template)
+        if options.chat == "always" and not self._has_template:
+            raise DataError(
+                f"data.chat=always, but {self._no_template}\nType data.chat=never, or use a model that has one."
+            )
+        self._wraps_text = options.chat != "never" and self._has_template
+        if options.system and not self._wraps_text:
+            reason = "data.chat=never" if options.chat == "never" else self._no_template
+            raise ConfigError(
+                f"data.system is set, but {reason}\nPut the text into data.template, or use a model with a chat template."
+            )
+
+    @property
+    def _no_template(self) -> str:
+        return f"the tokenizer of '{self._tokenizer.name_or_path}' has no chat template"
+
+    def prepare(self, dataset: Dataset, progress: Callable[[int, int], None] | None = None) -> PreparedPrompts:
+        """Read all rows; the first problem is a DataError that names its row. Calls `progress(done, total)` at times."""
+        table = self._table(dataset)
+        prompts = self._prompts(dataset, table)
+        token_ids: list[np.ndarray] = []
+        for start in range(0, len(prompts), _CHUNK):
+            chunk = prompts[start : start + _CHUNK]
+            texts = [self._text(prompt, dataset, start + index) for index, prompt in enumerate(chunk)]
+            token_ids += self._encode(texts)
+            if progress is not None:
+                progress(len(token_ids), len(prompts))
+        return self._assemble(dataset, {**table, "prompt": prompts}, token_ids)
+
+    def _table(self, dataset: Dataset) -> dict[str, list[Any]]:
+        """Columns under their new names."""
+        names = _renamed(dataset, self._options.rename)
+        clashes = sorted(self._reserved.intersection(names))
+        if clashes:
+            rename = ", ".join(f"{names[name]}: data_{name}" for name in clashes)
+            raise DataError(
+                f"{dataset.name} has columns that rlcore writes itself: {', '.join(clashes)}\n"
+                f"Rename them, for example with 'data.rename={{{rename}}}'."
+            )
+        if not len(dataset):
+            raise DataError(f"{dataset.name} has no rows\nGive another data.train or data.eval.")
+        rows = [dataset[index] for index in range(len(dataset))]
+        return {new: [row.get(old) for row in rows] for new, old in names.items()}
+
+    def _prompts(self, dataset: Dataset, table: Mapping[str, Sequence[Any]]) -> Sequence[Prompt]:
+        template = self._options.template
+        if template:
+            used = _template_fields(template, dataset, list(table))
+            prompts: Sequence[Prompt] = _fill(template, dataset, {name: table[name] for name in used})
+        else:
+            used = [_prompt_column(self._options.prompt_column, dataset, list(table))]
+            prompts = table[used[0]]
+        if "prompt" in table and "prompt" not in used:
+            raise DataError(
+                f"{dataset.name} has a column 'prompt', but the prompts are made from {', '.join(used)} and take this name\n"
+                "Rename it, for example with 'data.rename={prompt: data_prompt}'."
+            )
+        for index, prompt in enumerate(prompts):
+            problem = _problem(prompt)
+            if problem:
+                raise DataError(f"{_where(dataset, index)}: the prompt (from {', '.join(used)}) {problem}")
+        return prompts
+
+    def _text(self, prompt: Prompt, dataset: Dataset, index: int) -> str:
+        """What the model is asked, chat template applied."""
+        if not self._wraps_text:
+            if isinstance(prompt, str):
+                return prompt
+            reason = "data.chat=never" if self._options.chat == "never" else self._no_template
+            raise DataError(
+                f"{_where(dataset, index)}: the prompt is a list of messages, but {reason}\n"
+                "Use a model whose tokenizer has a chat template, or make the prompt of text columns with data.template."
+            )
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if self._options.system:
+            if messages[0]["role"] == "system":
+                raise DataError(
+                    f"{_where(dataset, index)}: the prompt has a system message, and data.system is set too\n"
+                    "Leave data.system out to keep the row's."
+                )
+            messages = [{"role": "system", "content": self._options.system}, *messages]
+        return self._render(messages, dataset, index)
+
+    def _render(self, messages: Sequence[Message], dataset: Dataset, index: int) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except Exception as error:  # a chat template is the model author's program: it may raise anything
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise DataError(
+                f"{_where(dataset, index)}: the chat template refused messages with the roles {roles}: {error}\n"
+                "Correct the messages, or type data.chat=never and data.template=... to do without it."
+            ) from error
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        plain = not self._wraps_text
+        encoded: list[list[int]] = self._tokenizer(
+            texts, add_special_tokens=plain, return_attention_mask=False, return_token_type_ids=False, verbose=False
+        )["input_ids"]
+        if plain:
+            encoded = [self._clean(ids, text) for ids, text in zip(encoded, texts, strict=True)]
+        return [np.asarray(ids, dtype=np.int64) for ids in encoded]
+
+    def _clean(self, ids: list[int], text: str) -> list[int]:
+        """Undo a second beginning-of-sequence token, and the end-of-sequence token of a tokenizer that appends one."""
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and ids[:2] == [bos, bos] and text.startswith(self._tokenizer.bos_token):
+            ids = ids[1:]
+        return ids[:-1] if self._appends_eos else ids
+
+    def _assemble(
+        self, dataset: Dataset, table: Mapping[str, Sequence[Any]], token_ids: list[np.ndarray]
+    ) -> PreparedPrompts:
+        limit, overlong = self._options.max_prompt_tokens, self._options.overlong
+        empty = [index for index, ids in enumerate(token_ids) if not len(ids)]
+        if empty:
+            raise DataError(f"{_where(dataset, empty[0])}: the prompt has no tokens\nFill it, or remove the row.")
+        long = [index for index, ids in enumerate(token_ids) if len(ids) > limit]
+        if long and (overlong == "error" or (overlong == "drop" and len(long) == len(token_ids))):
+            most = max(len(token_ids[index]) for index in long)
+            raise DataError(
+                f"{len(long)} of {len(token_ids)} prompts have more than data.max_prompt_tokens={limit} tokens; "
+                f"the first is {_where(dataset, long[0])}, the longest has {most}\n"
+                f"Type data.max_prompt_tokens={most}, or data.overlong=truncate, or data.overlong=drop if some are shorter."
+            )
+        dropped = set(long) if overlong == "drop" else set()
+        keep = [index for index in range(len(token_ids)) if index not in dropped]
+        kept = [token_ids[index][-limit:] for index in keep]
+        return PreparedPrompts(
+            token_ids=np.concatenate(kept),
+            offsets=_offsets(kept),
+            rows={name: [values[index] for index in keep] for name, values in table.items()},
+            source_index=np.array(keep, dtype=np.int64),
+            counts={"overlong_dropped": len(dropped), "overlong_truncated": len(long) - len(dropped)},
+        )
+
+
+def _where(dataset: Dataset, index: int) -> str:
+    where = getattr(dataset, "where", None)
+    return where(index) if where is not None else f"{dataset.name}, row {index + 1}"
+
+
+def _offsets(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    return np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+
+
+def _check_options(options: PromptOptions) -> None:
+    if options.max_prompt_tokens < 1:
+        raise ConfigError(
+            f"data.max_prompt_tokens={options.max_prompt_tokens} leaves no room for a prompt\nType 1 or more."
+        )
+    if options.template and options.prompt_column:
+        raise ConfigError(
+            "data.template and data.prompt_column are both set\n"
+            f"Name the column in the template, data.template='{{{options.prompt_column}}}', and leave data.prompt_column out."
+        )
+
+
+def _renamed(dataset: Dataset, rename: Mapping[str, str]) -> dict[str, str]:
+    """{new name: old name} of every column."""
+    for old in rename:
+        if old not in dataset.columns:
+            raise ConfigError(f"data.rename: {_missing(old, dataset, dataset.columns)}")
+    names: dict[str, str] = {}
+    for old in dataset.columns:
+        new = rename.get(old, old)
+        if new in names:
+            raise ConfigError(
+                f"data.rename: the columns '{names[new]}' and '{old}' of {dataset.name} would both be '{new}'\n"
+                "Give each its own name."
+            )
+        names[new] = old
+    return names
+
+
+def _missing(name: str, dataset: Dataset, columns: Sequence[str]) -> str:
+    hint = did_you_mean(name, list(columns))
+    return f"{dataset.name} has no column '{name}'.{hint}\nIt has: {', '.join(columns)}."
+
+
+def _prompt_column(chosen: str, dataset: Dataset, columns: Sequence[str]) -> str:
+    """`prompt` is rlcore's own name and wins; any other of the candidates must be the only one."""
+    if chosen:
+        if chosen not in columns:
+            raise DataError(f"data.prompt_column: {_missing(chosen, dataset, columns)}")
+        return chosen
+    found = [name for name in _CANDIDATES if name in columns]
+    if not found:
+        raise DataError(
+            f"{dataset.name} has none of the columns {', '.join(_CANDIDATES)}\n"
+            f"Type data.prompt_column=<name>; it has: {', '.join(columns)}."
+        )
+    if found[0] != "prompt" and len(found) > 1:
+        raise DataError(
+            f"{dataset.name} has several columns that may be the prompt: {', '.join(found)}\n"
+            f"Choose one, such as data.prompt_column={found[0]}."
+        )
+    return found[0]
+
+
+def _template_fields(template: str, dataset: Dataset, columns: Sequence[str]) -> list[str]:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ConfigError(
+            f"data.template is no format string: {error}\nWrite a brace of the text twice: {{{{ or }}}}."
+        ) from error
+    fields = [re.split(r"[.\[]", name)[0] for name in names]
+    for name in fields:
+        if name not in columns:
+            raise ConfigError(f"data.template: {_missing(name, dataset, columns)}")
+    if not fields:
+        raise ConfigError(
+            "data.template names no column, so all prompts would be the same\nPut a column in braces: {question}."
+        )
+    return fields
+
+
+def _fill(template: str, dataset: Dataset, columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    texts: list[str] = []
+    for index, values in enumerate(zip(*columns.values(), strict=True)):
+        row = dict(zip(columns, values, strict=True))
+        try:
+            missing = [name for name, value in row.items() if value is None]
+            if missing:
+                raise ValueError(f"no value in column '{missing[0]}'")
+            texts.append(template.format_map(row))
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{_where(dataset, index)}: cannot fill data.template: {error}\nCorrect the row, or remove it, or change the template."
+            ) from error
+    return texts
+
+
+def _problem(prompt: Any) -> str | None:
+    """What is wrong with a prompt and what to do, or None."""
+    if prompt is None or (isinstance(prompt, str | list) and not prompt):
+        return "is empty\nFill it, or remove the row."
+    if isinstance(prompt, str):
+        return None if prompt.strip() else "is only white space\nFill it, or remove the row."
+    if not isinstance(prompt, list):
+        return f"is a {type(prompt).__name__}\nIt must be a text or a list of messages; data.prompt_column=<name> takes another column."
+    for message in prompt:
+        if (
+            not isinstance(message, Mapping)
+            or not isinstance(message.get("role"), str)
+            or message.get("content") is None
+        ):
+            return 'has a message without role or content\nWrite {"role": "user", "content": "..."}.'
+    if prompt[-1]["role"] == "assistant":
+        return "ends with a message of the assistant, so there is nothing left to answer\nRemove that message."
+    return None

@@ -1,0 +1,167 @@
+"""Attention over packed samples: laid end to end for every other layer, never looking across a sample's border.
+
+Registered with transformers as "rlcore_packed". The model is called with `input_ids [1, T]`, positions that restart at 0,
+no attention mask and `packing=Packing(...)`, which its layers hand through to here. Samples of similar length are put
+side by side with padding on the right, where the causal mask alone keeps it out; long ones are slices without a copy.
+Shapes: T tokens, H heads, D head size, n samples of a bucket, L their longest length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcore.errors import ModelError
+
+NAME = "rlcore_packed"
+_MIN_FILL = 0.75
+"""Samples share a bucket while the shortest fills at least this much of the longest."""
+_REFUSED = ("s_aux", "sinks", "head_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    num_samples: int
+    longest: int
+    index: Tensor | None
+    """[n · L] token of each place, padding repeats the last; None: the samples fill start:stop exactly."""
+    places: Tensor | None
+    """Places that hold a token, in token order; None: all."""
+    start: int
+    stop: int
+
+
+class Packing:
+    """How the samples of one micro-batch lie; made once, used by every layer."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
+        self.device = device
+        starts = [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()]
+        self._total = starts[-1]
+        samples = [(length, start) for length, start in zip(lengths, starts) if length]
+        order = sorted(samples, key=lambda sample: (-sample[0], sample[1]))
+        self.buckets: list[_Bucket] = []
+        while order:
+            longest = order[0][0]
+            members = [sample for sample in order if sample[0] >= _MIN_FILL * longest]
+            order = order[len(members) :]
+            self.buckets.append(_bucket(sorted(members, key=lambda sample: sample[1]), device))
+        tokens = [_tokens(bucket) for bucket in self.buckets]
+        order_of_tokens = torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int64)
+        in_order = bool((order_of_tokens[1:] > order_of_tokens[:-1]).all())
+        self._restore = None if in_order else order_of_tokens.argsort().to(device)
+        self.position_ids = torch.cat([torch.arange(length) for length in lengths] or [order_of_tokens])[None].to(device)
+
+    def merge(self, outputs: Sequence[Tensor]) -> Tensor:
+        """[T, H, D] in token order from the outputs of the buckets."""
+        whole = outputs[0] if len(outputs) == 1 else torch.cat(list(outputs))
+        return whole if self._restore is None else whole[self._restore]
+
+
+def _bucket(members: Sequence[tuple[int, int]], device: torch.device | str) -> _Bucket:
+    longest = max(length for length, _ in members)
+    start, stop = members[0][1], members[-1][1] + members[-1][0]
+    if stop - start == len(members) * longest and all(length == longest for length, _ in members):
+        return _Bucket(len(members), longest, None, None, start, stop)
+    lengths = torch.tensor([length for length, _ in members])
+    starts = torch.tensor([begin for _, begin in members])
+    place = torch.arange(longest)[None]
+    index = starts[:, None] + torch.minimum(place, lengths[:, None] - 1)
+    places = (place < lengths[:, None]).reshape(-1).nonzero().squeeze(1)
+    return _Bucket(len(members), longest, index.reshape(-1).to(device), places.to(device), start, stop)
+
+
+def _tokens(bucket: _Bucket) -> Tensor:
+    """Token numbers in the order in which a bucket gives them out, on the CPU."""
+    if bucket.index is None or bucket.places is None:
+        return torch.arange(bucket.start, bucket.stop)
+    return bucket.index[bucket.places].cpu()
+
+
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function. query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D]."""
+    refuse_unknown(module, options)
+    assert packing is not None, "rlcore_packed attention needs packing="
+    outputs = []
+    for bucket in packing.buckets:
+        q, k, v = (_side_by_side(states[0], bucket) for states in (query, key, value))
+        out = attend(q, k, v, scaling=scaling, window=sliding_window, softcap=softcap)
+        flat = out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])
+        outputs.append(flat if bucket.places is None else flat.index_select(0, bucket.places))
+    return packing.merge(outputs)[None], None
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, scaling: float | None, window: int | None, softcap: float | None
+) -> Tensor:
+    """Causal attention of [n, H, L, D] on [n, H_kv, L, D]."""
+    length = q.shape[2]
+    grouped = q.shape[1] != k.shape[1]
+    windowed = window is not None and window < length
+    if softcap is None and not windowed:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+    mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    if windowed and window is not None:
+        mask &= ~mask.tril(-window)
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    return capped_attention(q, k, v, mask, scaling=scaling, softcap=softcap)
+
+
+def capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: float | None, softcap: float
+) -> Tensor:
+    """Attention whose scores pass through softcap · tanh(score / softcap), as in Gemma 2."""
+    if q.shape[1] != k.shape[1]:
+        k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(q.dtype)
+    return weights @ v
+
+
+def refuse_unknown(module: Any, options: dict[str, Any]) -> None:
+    """Options that change what attention means must not be passed over."""
+    for name in _REFUSED:
+        if options.get(name) is not None:
+            raise ModelError(
+                f"{type(module).__name__} asks for attention with '{name}', which rlcore's own attention does not have\n"
+                "Use another backend and rollout for this model."
+            )
+
+
+def _side_by_side(states: Tensor, bucket: _Bucket) -> Tensor:
+    """[H, T, D] -> [n, H, L, D]."""
+    heads, _, size = states.shape
+    if bucket.index is None:
+        chosen = states[:, bucket.start : bucket.stop]
+    else:
+        chosen = states.index_select(1, bucket.index)
+    return chosen.reshape(heads, bucket.num_samples, bucket.longest, size).transpose(0, 1)
+
+
+def register() -> None:
+    """Make "rlcore_packed" known to transformers; may be called twice."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, lambda *args, **options: None)

@@ -1,0 +1,85 @@
+"""Load models and tokenizers from directories in Hugging Face layout; nothing is downloaded, no code in them is run."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import ModelError, did_you_mean
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def check_directory(path: str) -> Path:
+    """The path as a directory that holds a model.
+
+    Raises:
+        ModelError: it is not there, or config or weights are missing.
+    """
+    directory = Path(path).expanduser()
+    if not directory.is_dir():
+        siblings = [str(p) for p in directory.parent.iterdir() if p.is_dir()] if directory.parent.is_dir() else []
+        raise ModelError(
+            f"model.path={path}: there is no such directory.{did_you_mean(str(directory), siblings)}\n"
+            "It must be a local directory in Hugging Face layout:  hf download OWNER/NAME --local-dir DIR"
+        )
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"model.path={path} has no config.json, so it is no model in Hugging Face layout\nSee  ls {path}")
+    if not list(directory.glob("*.safetensors")):
+        pickled = [p.name for p in (*directory.glob("*.bin"), *directory.glob("*.pt"))]
+        found = f"; it has {', '.join(pickled[:3])}, which rlcore does not unpickle" if pickled else ""
+        raise ModelError(
+            f"model.path={path} has no *.safetensors{found}\n"
+            "Convert it once:  AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+        )
+    return directory
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model directory; one object per process and path.
+
+    Raises:
+        ModelError: no tokenizer files.
+    """
+    return _load_tokenizer(path)
+
+
+@functools.lru_cache(maxsize=4)
+def _load_tokenizer(path: str) -> Any:
+    directory = check_directory(path)
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(
+            f"model.path={path} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})\n"
+            "Copy the tokenizer files of the model into it."
+        )
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: str = "sdpa") -> Any:
+    """A causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
+
+    Raises:
+        ModelError: not a model that can be loaded.
+    """
+    import torch
+    import transformers
+
+    directory = check_directory(path)
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype or torch.float32,
+            attn_implementation=attention,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (ValueError, OSError, KeyError) as error:
+        raise ModelError(f"model.path={path} cannot be loaded as a causal language model: {error}") from error
+    return model.to(device).eval()

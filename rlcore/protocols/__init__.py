@@ -1,0 +1,45 @@
+"""What a plugin implements, one Protocol per kind; `PROTOCOLS` is what the registry checks a plugin against."""
+
+from rlcore.protocols.algorithm import Algorithm, RoleSpec
+from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
+from rlcore.protocols.dataset import Dataset
+from rlcore.protocols.dispatch import Call, Dispatch
+from rlcore.protocols.reward import Reward, RewardResult, batched
+from rlcore.protocols.rollout import Rollout, RolloutContext
+from rlcore.protocols.tracker import Tracker
+from rlcore.protocols.transfer import Transfer
+from rlcore.protocols.worker import Worker, WorkerContext
+
+PROTOCOLS: dict[str, type] = {
+    "backend": Backend,
+    "rollout": Rollout,
+    "algorithm": Algorithm,
+    "dispatch": Dispatch,
+    "dataset": Dataset,
+    "reward": Reward,
+    "tracker": Tracker,
+    "transfer": Transfer,
+    "worker": Worker,
+}
+
+__all__ = [
+    "PROTOCOLS",
+    "Algorithm",
+    "Backend",
+    "BackendContext",
+    "Call",
+    "Dataset",
+    "Dispatch",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Reward",
+    "RewardResult",
+    "RoleSpec",
+    "Rollout",
+    "RolloutContext",
+    "Tracker",
+    "Transfer",
+    "Worker",
+    "WorkerContext",
+    "batched",
+]

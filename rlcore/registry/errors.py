@@ -1,0 +1,135 @@
+"""Why a plugin cannot be used: one class and one text for each reason.
+
+    PluginError (rlcore.errors, a LookupError)
+      PluginNotFound            no such name; known but not installed; hidden
+      DuplicatePlugin           two packages provide the name
+      IncompatiblePlugin        written for another rlcore, or another version on a worker  (RuntimeError)
+      PluginImportError         it, or what it needs, cannot be imported                    (ImportError)
+      PluginProtocolError       it lacks methods or parameters                              (TypeError)
+
+The first line says what is wrong with the name that was asked for; what follows says what to type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlcore.errors import PluginError, did_you_mean, nearest
+from rlcore.registry.catalog import DISABLE, IGNORE_VERSIONS, Entry
+from rlcore.registry.known import known_names
+
+
+class PluginNotFound(PluginError):
+    """No installed and visible plugin has the name."""
+
+
+class DuplicatePlugin(PluginError):
+    """More than one installed package provides the name."""
+
+
+class IncompatiblePlugin(PluginError, RuntimeError):
+    """The plugin and the core, or controller and worker, do not fit."""
+
+
+class PluginImportError(PluginError, ImportError):
+    """The plugin cannot be imported."""
+
+
+class PluginProtocolError(PluginError, TypeError):
+    """The plugin does not meet the protocol of its kind."""
+
+
+def option(kind: str, value: str) -> str:
+    """What to type to choose a plugin."""
+    return f"{kind}={value}" if kind == "reward" else f"{kind}.name={value}"
+
+
+def not_found(kind: str, name: str, installed: Sequence[str]) -> PluginNotFound:
+    """Texts A to D: a typo, a package that is not installed, both, or neither."""
+    known = known_names(kind)
+    if name in known:
+        return PluginNotFound(
+            f"{kind} '{name}' is not installed. It comes from the package {known[name]}:\n    pip install {known[name]}"
+        )
+    listing = f"Installed {kind} plugins: {', '.join(sorted(set(installed))) or 'none'}."
+    match = nearest(name, [*installed, *known])
+    if match in known and match not in installed:
+        return PluginNotFound(
+            f"no {kind} named '{name}'. Did you mean '{match}'? It comes from the package {known[match]}:\n"
+            f"    pip install {known[match]}"
+        )
+    if match:
+        return PluginNotFound(f"no {kind} named '{name}'.{did_you_mean(name, list(installed))}\n{listing}")
+    own = option(kind, f"my_package.my_module:My{kind.capitalize()}")
+    return PluginNotFound(f"no {kind} named '{name}'.\n{listing}  For your own class use  {own}")
+
+
+def missing_dependency(entry: Entry, module: str, extra: str | None) -> PluginImportError:
+    """Text E: the plugin is there, and a package that it needs is not."""
+    if extra:
+        advice = f"{entry.package} {entry.version} lists it as an extra:\n    pip install '{entry.package}[{extra}]'"
+    else:
+        advice = f"Install it:\n    pip install {module}"
+    return PluginImportError(
+        f"{entry.kind} '{entry.name}' needs the Python package '{module}', which is not installed. {advice}"
+    )
+
+
+def incompatible(entry: Entry, core_version: str) -> IncompatiblePlugin:
+    """Text F: written for another rlcore."""
+    return IncompatiblePlugin(
+        f"{entry.package} {entry.version} was written for rlcore{entry.requires}, and rlcore {core_version} is installed.\n"
+        f"    pip install -U {entry.package:<20} newer plugin\n"
+        f"    pip install 'rlcore{entry.requires}'{' ' * max(1, 12 - len(entry.requires))} older core\n"
+        f"To try it anyway:  {IGNORE_VERSIONS}={entry.package}"
+    )
+
+
+def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin:
+    """Text G: two packages, one name; order never decides."""
+    lines = "\n".join(f"    {entry.package} {entry.version}    ({entry.target})" for entry in entries)
+    first, last = entries[0].package, entries[-1].package
+    return DuplicatePlugin(
+        f"{kind} '{name}' is provided by {len(entries)} installed packages:\n{lines}\n"
+        f"Choose one:  {option(kind, f'{name}@{first}')}      or hide one:  {DISABLE}={last}"
+    )
+
+
+def import_failed(entry: Entry, error: BaseException) -> PluginImportError:
+    """Text H: its import raised."""
+    return PluginImportError(
+        f"{entry.kind} '{entry.name}' ({entry.package} {entry.version}) failed to import: {type(error).__name__}: {error}\n"
+        f"Other plugins are unaffected. To see the whole traceback:  rlcore doctor {entry.package}"
+    )
+
+
+def no_such_target(entry: Entry, missing: str) -> PluginImportError:
+    """Text I: the entry point names something that is not in the package."""
+    return PluginImportError(
+        f"{entry.package} {entry.version} registers {entry.kind} '{entry.name}' as {entry.target}, but there is no {missing}.\n"
+        f"That is a packaging mistake in {entry.package}, not in your config."
+    )
+
+
+def protocol(entry: Entry, protocol_name: str, misses: Sequence[str]) -> PluginProtocolError:
+    """Text J: all misses at once."""
+    origin = f" ({entry.package} {entry.version})" if entry.package else ""
+    return PluginProtocolError(
+        f"{entry.kind} '{entry.name}'{origin} does not meet the {protocol_name} protocol: {'; '.join(misses)}.\n"
+        f"The protocol, method by method:  python -m pydoc rlcore.protocols.{entry.kind}"
+    )
+
+
+def other_version(package: str, here: str, driver: str, rank: int, host: str) -> IncompatiblePlugin:
+    """Text K: controller and worker have different versions."""
+    return IncompatiblePlugin(
+        f"rank {rank} on {host} has {package} {here}; the driver has {driver}. Install one set everywhere:\n"
+        f"    rlcore list-plugins --freeze > plugins.txt"
+    )
+
+
+def hidden(entry: Entry, word: str) -> PluginNotFound:
+    """Text L: installed, and hidden by the environment."""
+    return PluginNotFound(
+        f"{entry.kind} '{entry.name}' is installed ({entry.package} {entry.version}) but hidden by {DISABLE}={word}."
+    )

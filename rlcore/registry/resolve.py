@@ -1,0 +1,227 @@
+"""`resolve` turns a name into an object, on the controller; `load` does the same on a worker, from plain data.
+
+Only the plugin that is asked for is imported. A worker never looks for plugins: it gets a `PluginSpec`, imports its target and
+compares versions, so every rank runs what the controller chose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import PluginError, did_you_mean
+from rlcore.registry import errors
+from rlcore.registry.catalog import IGNORE_VERSIONS, Catalog, Entry, catalog, words_of
+from rlcore.registry.protocol_check import misses
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSpec:
+    """A plugin as plain data, as it travels to workers."""
+
+    kind: str
+    name: str
+    package: str
+    """Empty for project code that no package provides."""
+    version: str
+    target: str
+    """module:attribute or /path/file.py:attribute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A plugin that was chosen and imported."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    target: str
+    object: Any
+    """The class or function itself."""
+
+    @property
+    def spec(self) -> PluginSpec:
+        """What a worker needs to import the same thing."""
+        return PluginSpec(self.kind, self.name, self.package, self.version, self.target)
+
+
+def resolve(kind: str, ref: str | object, *, catalog: Catalog | None = None) -> Resolved:
+    """Import the plugin that a reference names.
+
+    Args:
+        ref: `name`, `name@package`, `module:attribute`, `path/file.py:attribute`, or a class or function.
+
+    Raises:
+        PluginError: with what to type; see rlcore.registry.errors.
+    """
+    if not isinstance(ref, str):
+        return _own(kind, ref)
+    entry = _project_entry(kind, ref) if ":" in ref else _entry(kind, ref, catalog or _default_catalog())
+    plugin = _import(entry)
+    protocol_name, lacking = misses(kind, plugin)
+    if lacking:
+        raise errors.protocol(entry, protocol_name, lacking)
+    return Resolved(kind, entry.name, entry.package, entry.version, entry.target, plugin)
+
+
+def load(spec: PluginSpec, *, rank: int = 0, host: str = "") -> Any:
+    """Import what the controller chose; no search.
+
+    Raises:
+        IncompatiblePlugin: this process has another version of the package.
+        PluginImportError: it cannot be imported here.
+    """
+    if spec.package:
+        here = installed_version(spec.package)
+        if here != spec.version:
+            raise errors.other_version(spec.package, here or "nothing", spec.version, rank, host or "this host")
+    return _import(Entry(spec.kind, spec.name, spec.package, spec.version, spec.target, ""))
+
+
+def installed_version(package: str) -> str:
+    """Version of one installed package; empty when it is not installed."""
+    import importlib_metadata as metadata
+
+    try:
+        return str(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def is_compatible(entry: Entry, core_version: str) -> bool:
+    """Whether the package's own requirement admits this rlcore; no requirement admits all."""
+    if not entry.requires or entry.package in words_of(IGNORE_VERSIONS):
+        return True
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(entry.requires).contains(core_version, prereleases=True)
+
+
+def _default_catalog() -> Catalog:
+    return catalog()
+
+
+def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
+    """The one entry that a name stands for."""
+    name, _, package = ref.partition("@")
+    found = plugins.find(kind, name)
+    if package:
+        matching = [entry for entry in found if entry.package == package]
+        if found and not matching:
+            providers = ", ".join(f"{name}@{entry.package}" for entry in found)
+            raise errors.PluginNotFound(f"no package '{package}' provides {kind} '{name}'.\nInstalled: {providers}.")
+        found = matching
+    visible = [entry for entry in found if plugins.hidden(entry) is None]
+    if found and not visible:
+        raise errors.hidden(found[0], plugins.hidden(found[0]) or "")
+    if not visible:
+        raise errors.not_found(kind, name, [e.name for e in plugins.of(kind) if plugins.hidden(e) is None])
+    if len(visible) > 1:
+        raise errors.duplicate(kind, name, visible)
+    from rlcore import __version__
+
+    if visible[0].package != "rlcore" and not is_compatible(visible[0], __version__):
+        raise errors.incompatible(visible[0], __version__)
+    return visible[0]
+
+
+def _project_entry(kind: str, ref: str) -> Entry:
+    """Code that no package registers, by module or by file."""
+    place, _, attribute = ref.rpartition(":")
+    if place.endswith(".py"):
+        path = Path(place).expanduser().absolute()
+        if not path.is_file():
+            siblings = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            raise errors.PluginNotFound(
+                f"{kind} '{ref}': there is no file {path}.{did_you_mean(str(path), siblings)}\n"
+                f"Write  {errors.option(kind, 'path/file.py:attribute')}"
+            )
+        place = str(path)
+    return Entry(kind, attribute, "", "", f"{place}:{attribute}", "")
+
+
+def _own(kind: str, plugin: Any) -> Resolved:
+    """A class or function given in Python."""
+    target = f"{plugin.__module__}:{plugin.__qualname__}"
+    return Resolved(kind, plugin.__name__, "", "", target, plugin)
+
+
+def _import(entry: Entry) -> Any:
+    """Import an entry's target; every way to fail has its own text."""
+    place, _, attribute = entry.target.partition(" ")[0].rpartition(":")
+    try:
+        module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if place.partition(".")[0] == missing.partition(".")[0]:
+            raise _no_module(entry, missing) from error
+        raise errors.missing_dependency(entry, missing.partition(".")[0], _extra_for(entry, missing)) from error
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise errors.import_failed(entry, error) from error
+    plugin: Any = module
+    for part in attribute.split("."):
+        if not hasattr(plugin, part):
+            raise _no_attribute(entry, module, attribute)
+        plugin = getattr(plugin, part)
+    return plugin
+
+
+def _load_file(path: str) -> Any:
+    """A file as a module under a stable name, so that what it defines pickles by reference."""
+    name = f"rlcore_file_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _no_module(entry: Entry, missing: str) -> PluginError:
+    if entry.package:
+        return errors.no_such_target(entry, f"module '{missing}'")
+    return errors.PluginNotFound(
+        f"{entry.kind} '{entry.target}': there is no module '{missing}' on the path.\n"
+        f"Write a file instead:  {errors.option(entry.kind, 'path/file.py:attribute')}"
+    )
+
+
+def _no_attribute(entry: Entry, module: Any, attribute: str) -> PluginError:
+    if entry.package:
+        return errors.no_such_target(entry, f"'{attribute}' in it")
+    names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    public = [name for name in names if inspect.getmodule(getattr(module, name)) is module]
+    return errors.PluginNotFound(
+        f"{entry.kind} '{entry.target}': no '{attribute}' in it.{did_you_mean(attribute, public)}\n"
+        f"It defines: {', '.join(public) or 'nothing'}."
+    )
+
+
+def _extra_for(entry: Entry, module: str) -> str | None:
+    """The extra of the plugin's package that brings a module, by the name of the requirement."""
+    if not entry.package:
+        return None
+    import importlib_metadata as metadata
+
+    wanted = module.partition(".")[0].lower().replace("_", "-")
+    for requirement in metadata.requires(entry.package) or []:
+        name, _, marker = requirement.partition(";")
+        if "extra ==" in marker and name.strip().lower().replace("_", "-").startswith(wanted):
+            return marker.split("extra ==")[1].strip().strip("\"'() ")
+    return None

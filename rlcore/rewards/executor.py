@@ -1,0 +1,259 @@
+"""Run rewards in processes of their own, with a time-out for each sample. Called by the reward worker, once per step.
+
+A child gets a chunk of samples and answers sample by sample. When it falls silent for `timeout_s`, or dies, the sample
+that it was at gets the outcome "timeout" or "error", its process group is killed, and a fresh child does the rest.
+
+Children are started with a plain `python -c` rather than through multiprocessing, which would import the parent's main
+module (Ray's worker, a test runner) into each. They ignore ctrl-C, and the kernel ends them when the parent ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
+from rlcore.rewards.pipeline import Outcome, Part, combine, timed_out
+from rlcore.rewards.scorer import Emit, Job, RewardSpec, Scorer, load_target
+from rlcore.rewards.signature import Row
+
+__all__ = ["RewardExecutor", "RewardSpec", "load_target"]
+
+logger = logging.getLogger(__name__)
+
+_BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[3]); from rlcore.rewards.scorer import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+_MAX_CHUNK = 64
+_GRACE_S = 1.0
+"""A child ends its coroutines itself at `timeout_s`; only when it does not is it killed, this much later."""
+
+
+class RewardExecutor:
+    """Scores samples with a list of rewards. Loading errors are raised on construction, before any sample.
+
+    Example: with RewardExecutor([RewardSpec("short", "my_rewards:short")]) as rewards: rewards.score(samples)
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RewardSpec],
+        *,
+        num_processes: int = 1,
+        timeout_s: float = 10.0,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        """`num_processes=0` scores in this process, for a debugger; nothing ends a hang then."""
+        _check_names(specs)
+        self._weights = {spec.name: spec.weight for spec in specs}
+        self._inline = Scorer(specs, None) if num_processes == 0 else None
+        if self._inline:
+            logger.warning("rewards run in this process (num_processes=0): timeout_s=%g does not act", timeout_s)
+        self._children: list[_Child] = []
+        self._close = weakref.finalize(self, _close_all, self._children, self._inline)
+        try:
+            self._children.extend(_Child(specs, timeout_s, start_timeout_s) for _ in range(num_processes))
+            while starting := [child for child in self._children if not child.ready]:
+                self._turn(starting, lambda reward, sample, part: None)
+        except BaseException:
+            self.close()
+            raise
+
+    def score(self, samples: Sequence[Mapping[str, object]]) -> list[Outcome]:
+        """Return one outcome per sample, in order. A sample: columns of its data set, and SAMPLE_FIELDS."""
+        if not self._close.alive:
+            raise InfrastructureError("the reward executor is closed\nMake a new one.")
+        parts: list[list[Part]] = [[Part("skip")] * len(self._weights) for _ in samples]
+
+        def store(reward: int, sample: int, part: Part) -> None:
+            parts[sample][reward] = part
+
+        try:
+            self._run(samples, store)
+        except BaseException:
+            # Answers to this call may still be on their way; they must not be taken for those of the next.
+            self.close()
+            raise
+        return [combine(self._weights, said, sample) for said, sample in zip(parts, samples, strict=True)]
+
+    def close(self) -> None:
+        """End the children. May be called twice; also happens when the executor is forgotten."""
+        self._close()
+
+    def __enter__(self) -> RewardExecutor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, samples: Sequence[Row], emit: Emit) -> None:
+        every = range(len(samples))
+        rewards = range(len(self._weights))
+        if self._inline:
+            self._inline.run(dict(enumerate(samples)), [(reward, list(every)) for reward in rewards], emit)
+            return
+        size = min(_MAX_CHUNK, -(-len(samples) // (4 * len(self._children))) or 1)
+        queue = deque([(reward, list(every[at : at + size])) for reward in rewards] for at in every[::size])
+        while queue or any(child.jobs for child in self._children):
+            for child in [child for child in self._children if child.ready and not child.jobs]:
+                if child.died():
+                    self._replace(child)
+                elif queue:
+                    child.give(samples, queue.popleft())
+            queue.extendleft(self._turn([child for child in self._children if child.jobs or not child.ready], emit))
+
+    def _replace(self, child: _Child) -> None:
+        child.kill()
+        self._children[self._children.index(child)] = child.successor()
+
+    def _turn(self, busy: Sequence[_Child], emit: Emit) -> list[list[Job]]:
+        """Wait for the first answer or deadline among `busy` children; return what must be given out again."""
+        wait_s = min(child.deadline for child in busy) - time.monotonic()
+        answering = multiprocessing.connection.wait([child.connection for child in busy], timeout=max(0.0, wait_s))
+        returned = []
+        for child in busy:
+            alive = child.receive(emit) if child.connection in answering else time.monotonic() < child.deadline
+            if not alive:
+                returned.append(child.give_up(emit))
+                self._replace(child)
+        return [jobs for jobs in returned if jobs]
+
+
+class _Child:
+    """The parent's side of one child process: what it still has to answer, and until when."""
+
+    def __init__(self, specs: Sequence[RewardSpec], timeout_s: float, start_timeout_s: float) -> None:
+        self._settings = (specs, timeout_s, start_timeout_s)
+        self.ready = False
+        self.jobs: list[Job] = []
+        self.concurrent: list[bool] = []
+        self.deadline = time.monotonic() + start_timeout_s
+        self.connection, theirs = multiprocessing.Pipe()
+        their_lifeline, self._lifeline = os.pipe()
+        fds = (theirs.fileno(), their_lifeline)
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-c", _BOOT, *map(str, fds), json.dumps([str(path) for path in sys.path])],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(their_lifeline)
+        self.connection.send(([replace(spec, options=dict(spec.options)) for spec in specs], timeout_s))
+
+    def successor(self) -> _Child:
+        return _Child(*self._settings)
+
+    def died(self) -> bool:
+        return self._process.poll() is not None
+
+    def give(self, samples: Sequence[Row], jobs: list[Job]) -> None:
+        """Send a chunk; the child is waiting for it."""
+        self.jobs = jobs
+        wanted = {sample for _, chosen in jobs for sample in chosen}
+        try:
+            self.connection.send(({sample: dict(samples[sample]) for sample in wanted}, jobs))
+        except OSError:
+            logger.debug("reward process %d died before its chunk; the next wait sees it", self._process.pid)
+        self._extend_deadline()
+
+    def receive(self, emit: Emit) -> bool:
+        """Take every answer that is there; return False when the child has died."""
+        try:
+            while True:
+                self._take(self.connection.recv(), emit)
+                if not self.jobs or not self.connection.poll():
+                    return True
+        except (EOFError, OSError):
+            return False
+        finally:
+            self._extend_deadline()
+
+    def _take(self, message: Any, emit: Emit) -> None:
+        if isinstance(message, Exception):
+            raise message
+        if not self.ready:
+            self.ready, self.concurrent = True, message
+            return
+        reward, sample, part = message
+        emit(reward, sample, part)
+        expected, samples = self.jobs[0]
+        assert expected == reward, f"child answered for reward {reward}, expected {expected}"
+        samples.remove(sample)
+        if not samples:
+            self.jobs.pop(0)
+
+    def _extend_deadline(self) -> None:
+        if self.ready and self.jobs:
+            grace_s = _GRACE_S if self.concurrent[self.jobs[0][0]] else 0.0
+            self.deadline = time.monotonic() + self._settings[1] + grace_s
+
+    def give_up(self, emit: Emit) -> list[Job]:
+        """End a child that is silent or dead; blame the sample that it was at and return the jobs that remain.
+
+        With several samples in hand nobody knows which is to blame, so each of them is to be done alone."""
+        silent = not self.died() and time.monotonic() >= self.deadline
+        self.kill()
+        if not self.ready:
+            raise self._start_error(silent)
+        reward, samples = self.jobs[0]
+        if self.concurrent[reward] and len(samples) > 1:
+            return [*((reward, [sample]) for sample in samples), *self.jobs[1:]]
+        died = f"its process died ({_exit(self._process.returncode)})"
+        emit(reward, samples[0], timed_out(self._settings[1]) if silent else Part("error", message=died))
+        rest = [(reward, samples[1:])] if samples[1:] else []
+        return [*rest, *self.jobs[1:]]
+
+    def _start_error(self, silent: bool) -> InfrastructureError:
+        names = ", ".join(spec.name for spec in self._settings[0])
+        if silent:
+            return DeadlineExceeded(
+                f"rewards {names}: not loaded within {self._settings[2]:g} s\nImport them by hand to see what they wait for."
+            )
+        return InfrastructureError(
+            f"rewards {names}: the process died while loading them ({_exit(self._process.returncode)})\n"
+            "What it printed is above."
+        )
+
+    def kill(self) -> None:
+        """End the child and all that it started. May be called twice."""
+        if self.connection.closed:
+            return
+        self.connection.close()
+        os.close(self._lifeline)
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            logger.debug("reward process %d had already ended", self._process.pid)
+        self._process.wait(timeout=30)
+
+
+def _exit(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def _close_all(children: list[_Child], inline: Scorer | None) -> None:
+    for child in children:
+        child.kill()
+    if inline:
+        inline.close()
+
+
+def _check_names(specs: Sequence[RewardSpec]) -> None:
+    names = [spec.name for spec in specs]
+    if not names:
+        raise ConfigError("the list of rewards is empty\nType reward=exact_match, or the name of another one.")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two rewards have the name {twice!r}\nGive each a name of its own.")

@@ -1,0 +1,190 @@
+"""Rewards that compare the completion with a column, a pattern or a word. Pure Python; each class is one reward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from rlcore.errors import ConfigError, SampleError
+
+NUMBER = re.compile(
+    r"(?:(?<![\w).])[-+]\$?|\$[-+]?)?"  # a minus after a digit or a bracket is an operator: 10-3, (4)-3
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
+)
+STATED = re.compile(rf"(?:####\s*|\\boxed\{{\s*|answer\s+is:?\s*)({NUMBER.pattern})", re.IGNORECASE)
+
+
+def to_number(text: str) -> Decimal:
+    """Return the value of a match of NUMBER. Example: to_number("$1,234.50") == Decimal("1234.50")"""
+    return Decimal(text.replace(",", "").replace("$", ""))
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number in a text. Example: last_number("6 × 7 = 42.") == Decimal(42)"""
+    found = NUMBER.findall(text.replace("\u2212", "-"))
+    return to_number(found[-1]) if found else None
+
+
+def gold_number(columns: Mapping[str, object], column: str) -> Decimal:
+    """Return the number in the answer column, after "####" if it has that."""
+    text = str(columns[column]).rpartition("####")[2]
+    number = last_number(text)
+    if number is None:
+        raise SampleError(f"column {column!r} holds {text!r:.60}, which has no number")
+    return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactMatchConfig:
+    """Options of `exact_match`."""
+
+    column: str = "answer"
+    """Column with the right completion."""
+    strip: bool = True
+    """Leave out white space at both ends of both."""
+    ignore_case: bool = False
+
+
+class ExactMatch:
+    """1.0 when the completion is the text in a column, else 0.0.
+
+    Example: rlcore train reward=exact_match data.train=train.jsonl
+    """
+
+    Config = ExactMatchConfig
+
+    def __init__(self, config: ExactMatchConfig) -> None:
+        self._config = config
+        self.required_columns = (config.column,)
+
+    def __call__(self, completion: str, **columns: object) -> float:
+        return float(self._normal(completion) == self._normal(str(columns[self._config.column])))
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self._config.strip else text
+        return text.casefold() if self._config.ignore_case else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberMatchConfig:
+    """Options of `number`."""
+
+    column: str = "answer"
+    """Column with the right number."""
+    tolerance: float = 0.0
+    """Largest absolute difference that is still right."""
+
+
+class NumberMatch:
+    """1.0 when the last number of the completion is that of a column, else 0.0. Commas, $ and % do not matter.
+
+    Example: rlcore train reward=number data.train=train.jsonl
+    """
+
+    Config = NumberMatchConfig
+
+    def __init__(self, config: NumberMatchConfig) -> None:
+        self._config = config
+        self._tolerance = Decimal(str(config.tolerance))
+        self.required_columns = (config.column,)
+
+    def __call__(self, completion: str, **columns: object) -> float:
+        gold, number = gold_number(columns, self._config.column), last_number(completion)
+        return float(number is not None and abs(number - gold) <= self._tolerance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GSM8KConfig:
+    """Options of `gsm8k`."""
+
+    column: str = "answer"
+    """Column with the solution ("… #### 42") or the plain number."""
+    method: Literal["strict", "flexible"] = "flexible"
+    """strict: only a stated answer counts; flexible: without one, the last number does."""
+
+
+class GSM8K:
+    """1.0 when the answer stated as "#### 42", "\\boxed{42}" or "the answer is 42" is right, else 0.0.
+
+    Example: rlcore train reward=gsm8k data.train=gsm8k.jsonl
+    """
+
+    Config = GSM8KConfig
+
+    def __init__(self, config: GSM8KConfig) -> None:
+        if config.method not in ("strict", "flexible"):
+            raise ConfigError(f"method={config.method!r} is not a method of reward 'gsm8k'\nUse strict or flexible.")
+        self._config = config
+        self.required_columns = (config.column,)
+
+    def __call__(self, completion: str, **columns: object) -> float:
+        return float(self._answer(completion) == gold_number(columns, self._config.column))
+
+    def _answer(self, completion: str) -> Decimal | None:
+        stated = STATED.findall(completion.replace("\u2212", "-"))
+        if stated:
+            return to_number(stated[-1])
+        return last_number(completion) if self._config.method == "flexible" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegexConfig:
+    """Options of `regex`."""
+
+    pattern: str
+    """Python regular expression."""
+    full: bool = False
+    """The whole completion must match, not a part of it."""
+
+
+class Regex:
+    """1.0 when the completion matches a pattern, else 0.0.
+
+    Example: rlcore train reward=regex 'reward.options.pattern="<answer>.*</answer>"'
+    """
+
+    Config = RegexConfig
+
+    def __init__(self, config: RegexConfig) -> None:
+        try:
+            compiled = re.compile(config.pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"pattern={config.pattern!r} of reward 'regex' is not a regular expression: {error}\n"
+                "Escape special characters with a backslash: \\( \\[ \\*"
+            ) from error
+        self._match = compiled.fullmatch if config.full else compiled.search
+
+    def __call__(self, completion: str) -> float:
+        return float(self._match(completion) is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MentionsConfig:
+    """Options of `mentions`."""
+
+    word: str
+    """Looked for as a whole word, in any case."""
+
+
+class Mentions:
+    """1.0 when an ended completion mentions a word, 0.5 when it does but was cut off, else 0.0.
+
+    Example: rlcore train reward=mentions reward.options.word=whale
+    """
+
+    Config = MentionsConfig
+
+    def __init__(self, config: MentionsConfig) -> None:
+        if not config.word.strip():
+            raise ConfigError(f"word={config.word!r} of reward 'mentions' is empty\nType the word to look for.")
+        self._pattern = re.compile(rf"(?<!\w){re.escape(config.word)}(?!\w)", re.IGNORECASE)
+
+    def __call__(self, completion: str, finish_reason: str) -> float:
+        if not self._pattern.search(completion):
+            return 0.0
+        return 1.0 if finish_reason == "stop" else 0.5

@@ -1,0 +1,130 @@
+"""From what each reward said about a sample to one outcome, and from outcomes to numbers that can be trained on.
+
+Called by the executor (`combine`) and by the reward worker (`settle`). An outcome is a score, a skip, a time-out or an
+error; only a score is a number, and nothing else becomes 0 unless `reward.on_error=zero` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from rlcore.errors import SampleError
+from rlcore.types import Mean, Metrics
+
+Status = Literal["score", "skip", "timeout", "error"]
+OnError = Literal["raise", "zero", "drop"]
+
+
+class Part(NamedTuple):
+    """What one reward said about one sample. A tuple, because one crosses a process border per sample and reward."""
+
+    status: Status
+    value: float | None = None
+    message: str | None = None
+    metrics: Mapping[str, float] = {}
+
+
+def timed_out(timeout_s: float) -> Part:
+    """Return the part of a reward that gave no answer."""
+    return Part("timeout", message=f"no answer within {timeout_s:g} s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What all rewards together said about one sample. Example: Outcome(status="score", value=0.5, parts={"math": 0.5})"""
+
+    status: Status
+    value: float | None = None
+    """The weighted sum over the rewards that apply; None unless status is "score"."""
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    """Score by reward, before weighting; None where it skipped or failed."""
+    message: str | None = None
+    """Why there is no score."""
+    reward: str | None = None
+    """The first reward that failed."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """`<reward>/<metric>` to value, from RewardResult."""
+    sample_id: object = None
+    prompt_id: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Outcomes as numbers, in the same order."""
+
+    rewards: list[float]
+    """NaN where `keep` is false: it cannot be mistaken for a score."""
+    keep: list[bool]
+    counts: dict[str, int]
+    """How many samples had each status."""
+    metrics: Metrics
+    """`reward/<name>` and `reward/<name>/<metric>`, means over the samples that have them."""
+    messages: list[str]
+    """One line for each time-out and error."""
+
+
+def combine(weights: Mapping[str, float], parts: Sequence[Part], sample: Mapping[str, object]) -> Outcome:
+    """Return the outcome of one sample; `parts` has one entry per reward, in the order of `weights`."""
+    named = list(zip(weights, parts, strict=True))
+    failed = next(((name, part) for name, part in named if part.status in ("timeout", "error")), None)
+    scores = [weights[name] * part.value for name, part in named if part.value is not None]
+    status: Status = failed[1].status if failed else "score" if scores else "skip"
+    return Outcome(
+        status=status,
+        value=sum(scores) if status == "score" else None,
+        parts={name: part.value for name, part in named},
+        message=failed[1].message if failed else None,
+        reward=failed[0] if failed else None,
+        metrics={f"{name}/{metric}": value for name, part in named for metric, value in part.metrics.items()},
+        sample_id=sample.get("sample_id"),
+        prompt_id=sample.get("prompt_id"),
+    )
+
+
+def settle(outcomes: Sequence[Outcome], on_error: OnError) -> Settled:
+    """Turn outcomes into rewards. Skips are dropped and counted; time-outs and errors go by `on_error`, and are counted."""
+    failures = [outcome for outcome in outcomes if outcome.status in ("timeout", "error")]
+    if failures and on_error == "raise":
+        raise SampleError(_stopped(failures, len(outcomes)))
+    scored = ("score", "timeout", "error") if on_error == "zero" else ("score",)
+    keep = [outcome.status in scored for outcome in outcomes]
+    statuses = [outcome.status for outcome in outcomes]
+    return Settled(
+        rewards=[_number(outcome) if kept else float("nan") for outcome, kept in zip(outcomes, keep, strict=True)],
+        keep=keep,
+        counts={status: statuses.count(status) for status in _STATUSES},
+        metrics=_metrics(outcomes),
+        messages=[_describe(outcome) for outcome in failures],
+    )
+
+
+_STATUSES: tuple[Status, ...] = ("score", "skip", "timeout", "error")
+_Values: TypeAlias = Mapping[str, float | None]
+
+
+def _number(outcome: Outcome) -> float:
+    return outcome.value if outcome.value is not None else 0.0
+
+
+def _describe(outcome: Outcome) -> str:
+    return f"reward {outcome.reward!r} on sample {outcome.sample_id} of prompt {outcome.prompt_id}: {outcome.message}"
+
+
+def _stopped(failures: Sequence[Outcome], num_samples: int) -> str:
+    more = f" ({len(failures)} of {num_samples} samples have no verdict)" if len(failures) > 1 else ""
+    advice = "Mend the reward, or go on without such samples: reward.on_error=drop"
+    if failures[0].status == "timeout":
+        advice = "Give it longer with reward.timeout_s=..., or go on without such samples: reward.on_error=drop"
+    return f"{_describe(failures[0])}{more}\n{advice}"
+
+
+def _metrics(outcomes: Sequence[Outcome]) -> Metrics:
+    metrics: Metrics = {}
+    for outcome in outcomes:
+        values: list[_Values] = [outcome.parts, outcome.metrics]
+        for name, value in ((name, value) for group in values for name, value in group.items()):
+            if value is not None:
+                metrics[f"reward/{name}"] = metrics.get(f"reward/{name}", Mean(0.0, 0.0)) + Mean(value)
+    return metrics

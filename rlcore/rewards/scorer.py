@@ -1,0 +1,301 @@
+"""Load rewards and call them, one answer per sample. Runs in the executor's child processes, or inline for a debugger.
+
+It knows nothing of deadlines in wall time beyond those of coroutines: a hang in plain code is the executor's to end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import numbers
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rlcore.errors import ConfigError, RlcoreError, SampleError, UserError, did_you_mean
+from rlcore.protocols.reward import RewardResult
+from rlcore.rewards.pipeline import Part, timed_out
+from rlcore.rewards.signature import RewardFunction, Row, Signature, arguments, list_arguments, read_signature
+
+if TYPE_CHECKING:
+    import asyncio
+
+Job: TypeAlias = tuple[int, list[int]]
+"""Which reward scores which samples, in that order."""
+Emit: TypeAlias = Callable[[int, int, Part], None]
+"""Takes reward index, sample index and the answer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """A reward as plain data, so that a child imports it by itself. Example: RewardSpec("short", "my_rewards:short")"""
+
+    name: str
+    """Unique in the run; metrics and messages use it."""
+    target: str
+    """`module:attr` or `/absolute/file.py:attr`."""
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    weight: float = 1.0
+
+
+def load_target(target: str) -> Any:
+    """Import `module:attr` or `/absolute/file.py:attr`; a file is imported once however many rewards it holds."""
+    place, _, attribute = target.rpartition(":")
+    if not place or not attribute:
+        raise ConfigError(
+            f"{target!r} is not the place of a reward\nType module:function or /path/to/file.py:function."
+        )
+    module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    if not hasattr(module, attribute):
+        known = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+        raise ConfigError(f"{place} has no {attribute!r}.{did_you_mean(attribute, known)}\nIt has: {', '.join(known)}")
+    return getattr(module, attribute)
+
+
+def _load_file(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise ConfigError(f"there is no file {path}\nType the path of a file that exists.")
+    name = f"rlcore_file_{Path(path).stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec, f"no loader for {path}"
+    assert spec.loader, f"no loader for {path}"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def build_reward(spec: RewardSpec) -> RewardFunction:
+    """Import a reward and give it its options. Whatever goes wrong is a UserError that names the reward."""
+    try:
+        found = load_target(spec.target)
+        reward = _make(spec, found) if inspect.isclass(found) else _bind(spec, found)
+        read_signature(reward)
+    except UserError:
+        raise
+    except Exception as error:
+        place = spec.target.rpartition(":")[0]
+        command = f"python {place}" if place.endswith(".py") else f"python -c 'import {place}'"
+        raise ConfigError(
+            f"reward {spec.name!r} ({spec.target}) cannot be loaded: {_describe(error)}\n"
+            f"To see the whole traceback: {command}"
+        ) from error
+    return reward
+
+
+def _make(spec: RewardSpec, cls: type) -> RewardFunction:
+    config = getattr(cls, "Config", None)
+    if config is None:
+        _check_options(spec, known=[], needed=[])
+        made: RewardFunction = cls()
+    else:
+        fields = [field for field in dataclasses.fields(config) if field.init]
+        needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        _check_options(spec, known=[f.name for f in fields], needed=needed)
+        made = cls(config(**spec.options))
+    if not callable(made):
+        raise ConfigError(f"reward {spec.name!r} is a {cls.__name__}, which cannot be called\nGive it a __call__.")
+    return made
+
+
+def _bind(spec: RewardSpec, function: RewardFunction) -> RewardFunction:
+    if not callable(function):
+        raise ConfigError(f"reward {spec.name!r} ({spec.target}) is not a function\nName a function or a class.")
+    parameters = inspect.signature(function).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        options = [p.name for p in parameters if p.default is not p.empty or p.kind is p.KEYWORD_ONLY]
+        _check_options(spec, known=options, needed=[])
+    return functools.partial(function, **spec.options) if spec.options else function
+
+
+def _check_options(spec: RewardSpec, *, known: list[str], needed: list[str]) -> None:
+    takes = f"Its options: {', '.join(known)}" if known else "It takes no options."
+    for name in spec.options:
+        if name not in known:
+            raise ConfigError(f"reward {spec.name!r} has no option {name!r}.{did_you_mean(name, known)}\n{takes}")
+    for name in needed:
+        if name not in spec.options:
+            raise ConfigError(f"reward {spec.name!r} needs the option {name!r}\n{takes}")
+
+
+class Scorer:
+    """Loaded rewards. `run` scores the samples of a chunk; each answer is emitted as soon as it is there."""
+
+    def __init__(self, specs: Sequence[RewardSpec], timeout_s: float | None) -> None:
+        """`timeout_s` ends a coroutine; None lets it run, for a debugger."""
+        self._timeout_s = timeout_s
+        self._rewards = [build_reward(spec) for spec in specs]
+        self._signatures = [read_signature(reward) for reward in self._rewards]
+        self._runner: asyncio.Runner | None = None
+
+    @property
+    def concurrent(self) -> list[bool]:
+        """By reward: does it have several samples in hand at once, so that silence does not tell which one hangs?"""
+        return [signature.is_async or signature.batched for signature in self._signatures]
+
+    def run(self, rows: Mapping[int, Row], jobs: Sequence[Job], emit: Emit) -> None:
+        """Score `rows` with the rewards that `jobs` name."""
+        for index, samples in jobs:
+            reward, signature = self._rewards[index], self._signatures[index]
+            calls = [samples] if signature.batched else [[sample] for sample in samples]
+            if signature.is_async:
+                self._event_loop().run(self._run_async(index, calls, rows, emit))
+                continue
+            for call in calls:
+                _emit_all(emit, index, call, _ask(reward, signature, [rows[sample] for sample in call]))
+
+    def close(self) -> None:
+        """End the event loop of asynchronous rewards."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def _event_loop(self) -> asyncio.Runner:
+        """One loop for the scorer's life: rewards keep HTTP sessions, which belong to a loop."""
+        if self._runner is None:
+            import asyncio
+
+            self._runner = asyncio.Runner()
+        return self._runner
+
+    async def _run_async(self, index: int, calls: Sequence[list[int]], rows: Mapping[int, Row], emit: Emit) -> None:
+        import asyncio
+
+        async def one(call: list[int]) -> None:
+            chosen = [rows[sample] for sample in call]
+            parts = await _ask_async(self._rewards[index], self._signatures[index], chosen, self._timeout_s)
+            _emit_all(emit, index, call, parts)
+
+        await asyncio.gather(*(one(call) for call in calls))
+
+
+def _emit_all(emit: Emit, index: int, samples: Sequence[int], parts: Sequence[Part]) -> None:
+    for sample, part in zip(samples, parts, strict=True):
+        emit(index, sample, part)
+
+
+def _ask(reward: RewardFunction, signature: Signature, rows: Sequence[Row]) -> list[Part]:
+    try:
+        return _judge_answer(signature, reward(**_keywords(signature, rows)), len(rows))
+    except (Exception, SystemExit) as error:
+        return [Part("error", message=_describe(error))] * len(rows)
+
+
+async def _ask_async(
+    reward: RewardFunction, signature: Signature, rows: Sequence[Row], timeout_s: float | None
+) -> list[Part]:
+    import asyncio
+
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return _judge_answer(signature, await reward(**_keywords(signature, rows)), len(rows))
+    except (Exception, SystemExit) as error:
+        late = timeout_s is not None and limit.expired()
+        return [timed_out(timeout_s or 0.0) if late else Part("error", message=_describe(error))] * len(rows)
+
+
+def _keywords(signature: Signature, rows: Sequence[Row]) -> dict[str, Any]:
+    return list_arguments(signature, rows) if signature.batched else arguments(signature, rows[0])
+
+
+def _judge_answer(signature: Signature, answer: Any, num_samples: int) -> list[Part]:
+    if not signature.batched:
+        return [_judge(answer, signature)]
+    answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        raise SampleError(f"returned {type(answer).__name__}, not a list of {num_samples}")
+    if len(answer) != num_samples:
+        raise SampleError(f"returned a list of {len(answer)} for {num_samples} completions")
+    return [_judge_one_of_list(value, signature) for value in answer]
+
+
+def _judge_one_of_list(value: Any, signature: Signature) -> Part:
+    try:
+        return _judge(value, signature)
+    except SampleError as error:
+        return Part("error", message=_describe(error))
+
+
+def _judge(answer: Any, signature: Signature) -> Part:
+    """Return a score or a skip; raise SampleError for everything that is neither."""
+    metrics: Mapping[str, Any] = {}
+    if isinstance(answer, RewardResult):
+        answer, metrics = answer.value, answer.metrics
+    elif isinstance(answer, dict) and signature.convention == "verl" and "score" in answer:
+        # The other entries are free-form there; those that are no numbers (an extracted answer) are for people.
+        metrics = {name: value for name, value in answer.items() if name != "score" and isinstance(value, numbers.Real)}
+        answer = answer["score"]
+    measured = {name: _finite(value, f"metric {name!r} is") for name, value in metrics.items()}
+    return Part(
+        "skip" if answer is None else "score", None if answer is None else _finite(answer, "returned"), None, measured
+    )
+
+
+def _finite(value: Any, what: str) -> float:
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise SampleError(f"{what} {value!r:.60} ({type(value).__name__}), not a number, None or RewardResult")
+    if not math.isfinite(value):
+        raise SampleError(f"{what} {float(value)}, not a finite number")
+    return float(value)
+
+
+def _describe(error: BaseException) -> str:
+    """Return one line: what was raised, and where in the reward's own code."""
+    if isinstance(error, RlcoreError):
+        return str(error).splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def serve(fd: int, lifeline: int) -> None:
+    """Be a child of the executor: load what comes first over `fd`, then score chunk after chunk until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for inherited in (fd, lifeline):
+        os.set_inheritable(inherited, False)
+    _end_with(lifeline)
+    connection = Connection(fd)
+    specs, timeout_s = connection.recv()
+    try:
+        scorer = Scorer(specs, timeout_s)
+    except UserError as error:
+        connection.send(error)
+        return
+    connection.send(scorer.concurrent)
+    try:
+        while True:
+            rows, jobs = connection.recv()
+            scorer.run(rows, jobs, lambda reward, sample, part: connection.send((reward, sample, part)))
+    except EOFError:
+        scorer.close()
+
+
+def _end_with(lifeline: int) -> None:
+    """Have the kernel end this process group when the parent's end of the pipe closes, whatever Python is busy with.
+
+    A watching thread would not do: a regular expression that backtracks for hours never lets go of the interpreter."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        sys.exit("the parent ended before its reward process began")

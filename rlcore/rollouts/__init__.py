@@ -1,0 +1,1 @@
+"""Inference engines that come with the core: `hf`, the reference in plain PyTorch."""

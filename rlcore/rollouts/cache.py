@@ -1,0 +1,186 @@
+"""Keys and values of the sequences that are being written, and the attention that reads them.
+
+The `hf` engine calls a transformers model with `step=Prefill(...)` or `step=Decode(...)`; its layers hand that through to
+the attention function below. So the model runs without transformers' own cache and masks, which cost more than a tiny
+model itself. Slots 0..n-1 of the cache are the n sequences in flight, in the engine's order.
+Shapes: n sequences, L their longest length, H heads, G key/value heads, D head size, T packed prompt tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcore.errors import ModelError
+from rlcore.models.attention import Packing, capped_attention, packed_attention
+
+NAME = "rlcore_cached"
+_MEANINGLESS = frozenset(
+    "attention_mask position_ids cache_position use_cache output_attentions output_hidden_states output_router_logits "
+    "return_dict logits_to_keep num_items_in_batch labels".split()
+)
+"""Options that reach the attention function and do not change what it must compute."""
+
+
+class KeyValueCache:
+    """Buffers per layer, [slots, G, length, D], made when the layer first writes and grown by `reserve`."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._num_slots = 0
+        self._length = 0
+
+    def reserve(self, num_slots: int, length: int, *, limit: int) -> None:
+        """Room for so many sequences of this length. Lengths at least double, up to `limit`."""
+        if num_slots <= self._num_slots and length <= self._length:
+            return
+        if length > self._length:
+            length = min(max(length, 2 * self._length, 64), max(limit, length))
+        self._num_slots, self._length = num_slots, max(length, self._length)
+        for index, (keys, values) in self._layers.items():
+            self._layers[index] = (self._grown(keys), self._grown(values))
+
+    def _grown(self, old: Tensor) -> Tensor:
+        # Zeros: what lies beyond a sequence's end has weight 0, and 0 · NaN would be NaN.
+        new = old.new_zeros((self._num_slots, old.shape[1], self._length, old.shape[3]))
+        slots = min(len(new), len(old))
+        new[:slots, :, : old.shape[2]] = old[:slots]
+        return new
+
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers of a layer; heads, sizes and type are those of `key` and `value` [*, G, *, D]."""
+        if index not in self._layers:
+            empty = (states.new_zeros((0, states.shape[1], 0, states.shape[3])) for states in (key, value))
+            keys, values = (self._grown(states) for states in empty)
+            self._layers[index] = (keys, values)
+        return self._layers[index]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots over others that are no longer needed."""
+        if not sources:
+            return
+        for keys, values in self._layers.values():
+            source = torch.tensor(sources, device=keys.device)
+            target = torch.tensor(targets, device=keys.device)
+            keys[target] = keys[source]
+            values[target] = values[source]
+
+
+class Prefill:
+    """The first pass over new sequences: distinct prompts laid end to end, each written to the slots that share it."""
+
+    def __init__(
+        self, cache: KeyValueCache, lengths: Sequence[int], prompt_of_slot: Sequence[int], first_slot: int, device: Any
+    ) -> None:
+        self.cache = cache
+        self.packing = Packing(lengths, device)
+        self.position_ids = self.packing.position_ids
+        lengths_P = torch.tensor(lengths)
+        ends_P = lengths_P.cumsum(0)
+        chosen = torch.tensor(prompt_of_slot)
+        place = torch.arange(max(lengths))
+        self.last_tokens = (ends_P - 1).to(device)
+        # Beyond its end a sequence repeats its last token: finite, and masked until it is overwritten.
+        places = (ends_P - lengths_P)[chosen, None] + torch.minimum(place, lengths_P[chosen, None] - 1)
+        self._places = places.reshape(-1).to(device)
+        self._slots = slice(first_slot, first_slot + len(prompt_of_slot))
+        self._shape = places.shape
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        """[1, T, H, D] from [1, H, T, D] and [1, G, T, D]."""
+        for buffer, states in zip(self.cache.layer(module.layer_idx, key, value), (key, value)):
+            chosen = states[0].index_select(1, self._places).unflatten(1, self._shape)
+            buffer[self._slots, :, : self._shape[1]] = chosen.transpose(0, 1)
+        return packed_attention(module, query, key, value, None, packing=self.packing, **options)[0]
+
+
+class Decode:
+    """One more token for each of the first n slots."""
+
+    def __init__(self, cache: KeyValueCache, positions: Sequence[int], device: Any) -> None:
+        self.cache = cache
+        self.position_ids = torch.tensor(positions, device=device)[:, None]
+        self._longest = max(positions) + 1
+        self._ragged = min(positions) + 1 < self._longest
+        self._slots = torch.arange(len(positions), device=device)
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        """[n, 1, H, D] from [n, H, 1, D] and [n, G, 1, D]."""
+        num_rows, num_heads, _, size = query.shape
+        num_groups = key.shape[1]
+        keys, values = self.cache.layer(module.layer_idx, key, value)
+        self._write(keys, key)
+        self._write(values, value)
+        # The heads that share keys become queries of one head: no kernel has to know of groups.
+        q = query.reshape(num_rows, num_groups, num_heads // num_groups, size)
+        k, v = (states[:num_rows, :, : self._longest] for states in (keys, values))
+        out = self._attend(q, k, v, options)
+        return out.reshape(num_rows, 1, num_heads, value.shape[3])
+
+    def _write(self, buffer: Tensor, new: Tensor) -> None:
+        if self._ragged:
+            buffer[self._slots, :, self.position_ids[:, 0]] = new[:, :, 0]
+        else:
+            buffer[: len(new), :, self._longest - 1] = new[:, :, 0]
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        mask = self._mask(options.get("sliding_window"))
+        softcap, scaling = options.get("softcap"), options.get("scaling")
+        if softcap is None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+        if mask is None:
+            mask = torch.ones(1, dtype=torch.bool, device=q.device)
+        return capped_attention(q, k, v, mask, scaling=scaling, softcap=softcap)
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """[n, 1, 1, L] bool, None when every sequence sees all of it; made once per step and window."""
+        size = self._longest if window is None else min(window, self._longest)
+        if size == self._longest and not self._ragged:
+            return None
+        if size not in self._masks:
+            distance = self.position_ids - torch.arange(self._longest, device=self.position_ids.device)
+            self._masks[size] = ((distance >= 0) & (distance < size))[:, None, None]
+        return self._masks[size]
+
+
+def cached_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    step: Prefill | Decode | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function for models called with `step=`.
+
+    Raises:
+        ModelError: the layer asks for something else than causal attention with window and soft cap.
+    """
+    unknown = [name for name, value in options.items() if value is not None and name not in _MEANINGLESS]
+    if step is None or unknown or is_causal is False or attention_mask is not None:
+        reason = ", ".join(unknown) or "something else than plain causal self-attention"
+        raise ModelError(
+            f"{type(module).__name__} asks its attention for {reason}, which rollout=hf does not have\n"
+            "Use another engine for this model:  rollout=vllm"
+        )
+    meaning = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
+    return step.attend(module, query, key, value, meaning), None
+
+
+def register() -> None:
+    """Make "rlcore_cached" known to transformers, which then makes no masks for it; may be called twice."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, cached_attention)

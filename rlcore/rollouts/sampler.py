@@ -1,0 +1,160 @@
+"""Draw tokens from logits: pure functions from tensors to tensors. Called by the `hf` engine for each step of decoding.
+
+A token is the inverse of the cumulative distribution at one uniform number, and that number is a hash of the request's
+seed and the token's absolute position. So a response depends on seed, prompt and weights, not on its neighbours in the
+batch, and a response that was cut off goes on as it would have when its tokens become part of the prompt.
+Shapes: n rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from rlcore.types import Request
+
+_CHUNK_VALUES = 2**25
+"""Probabilities in one chunk of rows: 256 MB in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingArrays:
+    """What n requests ask for, one entry per row."""
+
+    seeds: Tensor
+    """[n] int64; any integer seed modulo 2**64."""
+    temperature: Tensor
+    """[n] float32, 1 for greedy rows."""
+    greedy: Tensor
+    """[n] bool"""
+    top_k: Tensor
+    """[n] int64, 0 keeps all."""
+    top_p: Tensor
+    """[n] float64"""
+    min_p: Tensor
+    """[n] float32"""
+
+    any_greedy: bool
+    any_sorted: bool
+    """Some row asks for top-k or top-p."""
+    any_min_p: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: torch.device | str = "cpu") -> SamplingArrays:
+        """The arrays of these requests, on `device`."""
+        asked = [request.sampling for request in requests]
+        return cls(
+            seeds=torch.tensor([_signed(request.seed) for request in requests], dtype=torch.int64, device=device),
+            temperature=torch.tensor([s.temperature or 1.0 for s in asked], dtype=torch.float32, device=device),
+            greedy=torch.tensor([s.temperature == 0 for s in asked], device=device),
+            top_k=torch.tensor([s.top_k for s in asked], dtype=torch.int64, device=device),
+            top_p=torch.tensor([s.top_p for s in asked], dtype=torch.float64, device=device),
+            min_p=torch.tensor([s.min_p for s in asked], dtype=torch.float32, device=device),
+            any_greedy=any(s.temperature == 0 for s in asked),
+            any_sorted=any(s.top_k > 0 or s.top_p < 1 for s in asked),
+            any_min_p=any(s.min_p > 0 for s in asked),
+        )
+
+    def rows(self, start: int, stop: int) -> SamplingArrays:
+        """The rows start:stop."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return SamplingArrays(**{k: v[start:stop] if isinstance(v, Tensor) else v for k, v in values.items()})
+
+
+def draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Token ids [n] and their log-probs [n] float32, from logits [n, V]; `positions` [n] are those of the new tokens.
+
+    The log-prob is that under softmax(logits / temperature), before any truncation.
+    """
+    num_rows, num_tokens = logits.shape
+    chunk = max(1, _CHUNK_VALUES // num_tokens)
+    if num_rows <= chunk:
+        return _draw(logits, arrays, positions)
+    starts = range(0, num_rows, chunk)
+    parts = [_draw(logits[s : s + chunk], arrays.rows(s, s + chunk), positions[s : s + chunk]) for s in starts]
+    return torch.cat([tokens for tokens, _ in parts]), torch.cat([log_probs for _, log_probs in parts])
+
+
+def _draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor) -> tuple[Tensor, Tensor]:
+    log_probs = _log_softmax(logits, arrays)
+    cumulative = _truncated(log_probs, arrays).cumsum(-1, dtype=torch.float64)
+    tokens = invert(cumulative, uniforms(arrays.seeds, positions))
+    return tokens, log_probs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def probabilities(logits: Tensor, arrays: SamplingArrays) -> Tensor:
+    """[n, V] float32: the distribution that each row is drawn from.
+
+    In this order: temperature; the k most likely tokens; of these the smallest set that holds top_p of their
+    probability; of these the ones with at least min_p of the largest probability. Ties go to the lower id, and a
+    greedy row is certain of its most likely token.
+    """
+    return _truncated(_log_softmax(logits, arrays), arrays)
+
+
+def invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """[n] the first index at which `cumulative` [n, V] exceeds uniform · total: never one of probability 0."""
+    total = cumulative[:, -1]
+    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1)
+    return index.clamp_(max=cumulative.shape[-1] - 1)  # only NaN goes beyond, and the engine reports it
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """[n] float64 in [0, 1): the upper 53 bits of splitmix64(splitmix64(seed) + position · golden ratio)."""
+    bits = _mix(_mix(seeds + _GOLDEN) + positions * _GOLDEN)
+    return _shift_right(bits, 11).double() * 2.0**-53
+
+
+def _log_softmax(logits: Tensor, arrays: SamplingArrays) -> Tensor:
+    return (logits.float() / arrays.temperature[:, None]).log_softmax(-1)
+
+
+def _truncated(log_probs: Tensor, arrays: SamplingArrays) -> Tensor:
+    probs = log_probs.exp()
+    if arrays.any_sorted:
+        probs = probs * _most_likely(probs, arrays)
+    if arrays.any_min_p:
+        probs = probs * (probs >= arrays.min_p[:, None] * probs.amax(-1, keepdim=True))
+    if arrays.any_sorted or arrays.any_min_p:
+        probs = probs / probs.sum(-1, keepdim=True)
+    if arrays.any_greedy:
+        certain = torch.zeros_like(probs).scatter_(-1, log_probs.argmax(-1, keepdim=True), 1.0)
+        probs = torch.where(arrays.greedy[:, None], certain, probs)
+    return probs
+
+
+def _most_likely(probs: Tensor, arrays: SamplingArrays) -> Tensor:
+    """[n, V] bool: the tokens that top-k and top-p keep."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(probs.shape[-1], device=probs.device)
+    among_k = (rank < arrays.top_k[:, None]) | (arrays.top_k == 0)[:, None]
+    ordered = (ordered * among_k).double()
+    upto = ordered.cumsum(-1)
+    within_p = upto - ordered < arrays.top_p[:, None] * upto[:, -1:]
+    kept = among_k & (within_p | (arrays.top_p >= 1)[:, None])
+    return torch.zeros_like(kept).scatter_(-1, order, kept)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same lowest 64 bits."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FACTORS = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
+
+
+def _mix(state: Tensor) -> Tensor:
+    # Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 14; int64 products wrap.
+    state = (state ^ _shift_right(state, 30)) * _FACTORS[0]
+    state = (state ^ _shift_right(state, 27)) * _FACTORS[1]
+    return state ^ _shift_right(state, 31)
+
+
+def _shift_right(state: Tensor, bits: int) -> Tensor:
+    """A logical shift: torch's keeps the sign."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,81 @@
+"""`jsonl`: metrics.jsonl and samples.jsonl in the run's directory, one object a line, written as they come."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlcore.protocols.tracker import RunInfo, SampleRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JSONLConfig:
+    """Nothing to set."""
+
+
+class JSONLTracker:
+    """Files that a crashed run leaves readable. Infinities and NaN become null and are named in `non_finite`."""
+
+    Config = JSONLConfig
+
+    def __init__(self, config: JSONLConfig, run: RunInfo) -> None:
+        self.metrics_path = run.directory / "metrics.jsonl"
+        self.samples_path = run.directory / "samples.jsonl"
+        self._files: dict[Path, TextIO] = {}
+
+    def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
+        """Open the files; a resume first cuts off what an abandoned part wrote after its checkpoint."""
+        for path in (self.metrics_path, self.samples_path):
+            if resume_step is None:
+                _move_aside(path)
+            else:
+                _cut_after(path, resume_step)
+            self._files[path] = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+        line: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        line |= {name: None if name in bad else value for name, value in metrics.items()}
+        self._write(self.metrics_path, line | ({"non_finite": bad} if bad else {}))
+
+    def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
+        for sample in samples:
+            record = asdict(sample)
+            record["parts"] = {name: value if math.isfinite(value) else None for name, value in sample.parts.items()}
+            self._write(self.samples_path, record)
+
+    def finish(self, summary: Mapping[str, object]) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _write(self, path: Path, record: Mapping[str, Any]) -> None:
+        file = self._files[path]
+        file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        file.flush()
+
+
+def _move_aside(path: Path) -> None:
+    """An earlier run of this name keeps its lines under another name."""
+    if path.exists():
+        number = 1
+        while (old := path.with_suffix(f".{number}.jsonl")).exists():
+            number += 1
+        path.rename(old)
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Keep the lines up to a step; a line that a crash left half written goes too."""
+    if not path.exists():
+        return
+    beside = path.with_suffix(".cut")
+    with path.open(encoding="utf-8") as old, beside.open("w", encoding="utf-8") as new:
+        for line in old:
+            if line.endswith("\n") and int(json.loads(line)["step"]) <= step:
+                new.write(line)
+    beside.replace(path)

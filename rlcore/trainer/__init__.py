@@ -1,0 +1,1 @@
+"""The loop and what stands around it: planning, roles, evaluation, checkpoints."""

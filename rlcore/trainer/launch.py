@@ -1,0 +1,178 @@
+"""From a plan to a run: hosts are started, workers made, a checkpoint restored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlcore.config.build import flatten
+from rlcore.config.schema import Config
+from rlcore.controller.group import Group, spawn
+from rlcore.controller.runtime import Runtime, make_runtime
+from rlcore.data.batch import Batch
+from rlcore.data.loader import PromptLoader, mix
+from rlcore.hooks.manager import Hooks
+from rlcore.protocols.tracker import RunInfo
+from rlcore.registry import resolve
+from rlcore.trainer.checkpoint import Checkpoints
+from rlcore.trainer.plan import Plan
+from rlcore.trainer.roles import Roles
+from rlcore.trainer.run import Run
+from rlcore.types import Sampling
+from rlcore.workers.model import ModelOptions
+
+
+def launch(plan: Plan, hooks: Hooks) -> Run:
+    """Start what the plan says. When something fails on the way, what was started is ended."""
+    config = plan.config
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    runtime = make_runtime(config.runtime)
+    info = RunInfo(name=plan.directory.name, directory=plan.directory, total_steps=config.trainer.steps)
+    run = Run(
+        config=config,
+        directory=plan.directory,
+        runtime=runtime,
+        algorithm=plan.algorithm.resolved.object(plan.algorithm.config),
+        loader=PromptLoader(
+            len(plan.prompts.batch),
+            config.trainer.prompts_per_step,
+            config.run.seed,
+            config.data.shuffle,
+            plan.prompts.fingerprint,
+        ),
+        prompts=plan.prompts.batch,
+        eval_prompts=_eval_prompts(plan),
+        checkpoints=Checkpoints(plan.directory / "checkpoints", config.checkpoint.keep_last),
+        trackers=[tracker.resolved.object(tracker.config, info) for tracker in plan.trackers],
+        hooks=hooks,
+        versions=plan.versions,
+    )
+    try:
+        _start(plan, run)
+    except BaseException:
+        runtime.shutdown()
+        raise
+    return run
+
+
+def _start(plan: Plan, run: Run) -> None:
+    config, runtime = plan.config, run.runtime
+    for tracker in run.trackers:
+        tracker.start(flatten(config), resume_step=plan.resume.step if plan.resume else None)
+    runtime.traffic.on_call = run.phase
+    run.phase("start")
+    used = {name: pool for name, pool in config.pools.items() if name in plan.placement.values()}
+    runtime.start(used, {name: _environment(run, name, plan, pool.num_devices) for name, pool in used.items()})
+    groups = {role: _spawn(plan, runtime, role) for role in plan.workers}
+    run.roles = Roles(
+        groups,
+        sampling=sampling(config),
+        samples_per_prompt=config.sampling.samples_per_prompt,
+        reward=config.reward,
+        on_scored=run.note_scored,
+    )
+    run.roles.transfer = _transfer(config, groups)
+    if plan.resume is not None:
+        run.phase("restore")
+        run.restore(plan.resume.state)
+        for group in run.roles.trained():
+            group.load(str(plan.resume.path))
+        run.roles.sync(version=plan.resume.step)
+
+
+def sampling(config: Config) -> Sampling:
+    """How responses are drawn in training."""
+    return Sampling(
+        temperature=config.sampling.temperature,
+        top_k=config.sampling.top_k,
+        top_p=config.sampling.top_p,
+        min_p=config.sampling.min_p,
+        max_response_tokens=config.sampling.max_response_tokens,
+        stop=config.sampling.stop,
+        stop_token_ids=config.sampling.stop_token_ids,
+    )
+
+
+def optimizer_steps(plan: Plan) -> int:
+    """Of the whole run, for the learning-rate schedule."""
+    config: Any = plan.algorithm.config
+    return plan.config.trainer.steps * int(getattr(config, "epochs", 1)) * int(getattr(config, "minibatches", 1))
+
+
+def _spawn(plan: Plan, runtime: Runtime, role: str) -> Any:
+    resolved = plan.workers[role]
+    reads = {"update": plan.reads[role]} if role in plan.reads else {}
+    return spawn(
+        resolved.object,
+        runtime,
+        role=role,
+        pool=plan.placement[role],
+        spec=resolved.spec,
+        options=_options(plan, role),
+        reads=reads,
+    )
+
+
+def _options(plan: Plan, role: str) -> dict[str, Any]:
+    config = plan.config
+    if role == "rollout":
+        return {"rollout": plan.rollout.resolved.spec, "rollout_config": plan.rollout.config, "model": config.model}
+    if role == "reward":
+        return {
+            "rewards": plan.rewards,
+            "num_processes": config.reward.num_processes,
+            "timeout_s": config.reward.timeout_s,
+            "tokenizer_path": config.model.path,
+        }
+    return {"options": _model_options(plan, role)}
+
+
+def _model_options(plan: Plan, role: str) -> ModelOptions:
+    config = plan.config
+    is_critic = role == "critic"
+    model = replace(config.model, path=config.critic.path) if is_critic and config.critic.path else config.model
+    return ModelOptions(
+        backend=plan.backend.resolved.spec,
+        backend_config=plan.backend.config,
+        model=model,
+        optimizer=config.critic.optimizer if is_critic else config.optimizer,
+        algorithm=plan.algorithm.resolved.spec,
+        algorithm_config=plan.algorithm.config,
+        temperature=config.sampling.temperature or 1.0,
+        total_steps=optimizer_steps(plan),
+        seed=config.run.seed,
+    )
+
+
+def _transfer(config: Config, groups: Mapping[str, Any]) -> Any:
+    source: Group = groups["actor"]
+    target: Group = groups["rollout"]
+    name = config.transfer
+    if name == "auto":
+        name = "inprocess" if source.pool == target.pool else "object_store"
+    return resolve("transfer", name).object(source=source, target=target)
+
+
+def _environment(run: Run, pool: str, plan: Plan, num_hosts: int) -> list[dict[str, str]]:
+    """What plugins want set before a host imports anything, for each rank of a pool."""
+    roles = [role for role, placed in plan.placement.items() if placed == pool]
+    environments = []
+    for rank in range(num_hosts):
+        merged: dict[str, str] = {}
+        for role in roles:
+            merged |= run.hooks.worker_env(config=plan.config, role=role, rank=rank)
+        environments.append(merged)
+    return environments
+
+
+def _eval_prompts(plan: Plan) -> Batch | None:
+    """Held-out prompts with seeds of their own, the same at every evaluation."""
+    if plan.eval_prompts is None:
+        return None
+    count = min(plan.config.eval.max_prompts, len(plan.eval_prompts.batch))
+    seed = mix(plan.config.run.seed, 1)
+    return plan.eval_prompts.batch.slice(0, count).with_rows(
+        group_id=list(range(count)), seed=[mix(seed, i) for i in range(count)]
+    )
+

@@ -1,0 +1,149 @@
+"""The loop: prompts, collect, update, sync, evaluate, checkpoint, log.
+
+Schedule `sync`: every phase waits for the one before, so every sample of a step is drawn under the weights that the
+step updates. Step n makes weights version n.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rlcore.errors import NumericalError
+from rlcore.trainer.evaluate import evaluate
+from rlcore.trainer.run import Clock, Run, values
+
+
+def train(run: Run) -> None:
+    """Train until the configured step, or until a signal asks to stop; a checkpoint is written at the end."""
+    error: BaseException | None = None
+    run.hooks.run_start(run=run)
+    try:
+        with _signals(run):
+            if run.counters.step == 0:
+                run.log(0, _evaluate(run))
+            while run.counters.step < run.config.trainer.steps and not run.stop_requested:
+                step(run)
+            save(run)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        run.hooks.run_end(run=run, error=error)
+
+
+def step(run: Run) -> dict[str, float]:
+    """One step: the whole way of a prompt."""
+    number = run.counters.step + 1
+    clock = Clock()
+    run.hooks.step_start(run=run, step=number)
+    prompts, positions = run.next_prompts()
+    experience = run.algorithm.collect(run.roles, prompts)
+    run.loader.finish(positions)
+    metrics = values(run.algorithm.update(run.roles, experience) | run.roles.take_metrics())
+    run.roles.sync(version=number)
+    run.loader.consume(positions)
+    run.counters.step = number
+    metrics |= _count(run, metrics, clock)
+    run.hooks.weights_synced(run=run, version=number, seconds=metrics.get("time_s/weight sync", 0.0))
+    if run.config.eval.every_steps and number % run.config.eval.every_steps == 0 or number == run.config.trainer.steps:
+        metrics |= _evaluate(run)
+    metrics |= run.hooks.collect_metrics(run=run, step=number)
+    run.log(number, metrics)
+    run.log_samples(number)
+    run.hooks.step_end(run=run, step=number, metrics=metrics)
+    _stop_on_bad_numbers(run, metrics)
+    if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
+        save(run)
+    return metrics
+
+
+def save(run: Run) -> None:
+    """Write a checkpoint of the present step, unless it is there already."""
+    latest = run.checkpoints.latest()
+    if latest is not None and latest.step == run.counters.step:
+        return
+    run.phase("checkpoint")
+
+    def save_roles(directory: Any) -> None:
+        for group in run.roles.trained():
+            group.save(str(directory))
+
+    path = run.checkpoints.write(run.counters.step, run.state(), save_roles)
+    run.hooks.checkpoint_saved(run=run, step=run.counters.step, path=path)
+
+
+def _evaluate(run: Run) -> dict[str, float]:
+    run.phase("evaluate")
+    clock = Clock()
+    metrics = evaluate(run)
+    run.runtime.traffic.take()
+    if metrics:
+        metrics["time_s/evaluate"] = clock.seconds
+        run.counters.last_eval = metrics["eval/pass_rate"]
+        if run.counters.first_eval is None:
+            run.counters.first_eval = metrics["eval/pass_rate"]
+    return metrics
+
+
+def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float]:
+    """Counters, and where the time of the step went."""
+    traffic = run.runtime.traffic.take()
+    seconds = clock.seconds
+    tokens = run.scored.num_tokens if run.scored is not None else 0
+    counters = run.counters
+    counters.tokens += tokens
+    counters.samples += len(run.scored) if run.scored is not None else 0
+    counters.seconds += seconds
+    counters.last_reward = metrics.get("reward/mean")
+    if counters.first_reward is None:
+        counters.first_reward = counters.last_reward
+    busy = sum(traffic.busy_s.values())
+    return {
+        "perf/step_s": seconds,
+        "perf/tokens_per_second": tokens / seconds,
+        "perf/controller_share": max(0.0, 1.0 - busy / seconds),
+        "controller/bytes": float(traffic.num_bytes),
+        **{f"time_s/{name}": spent for name, spent in traffic.busy_s.items()},
+    }
+
+
+def _stop_on_bad_numbers(run: Run, metrics: dict[str, float]) -> None:
+    """Skipped updates are counted; too many in a row end the run, with the sample ids saved."""
+    skipped = metrics.get("actor/skipped", 0.0) > 0 or math.isnan(metrics.get("actor/loss", 0.0))
+    run.counters.skipped_in_a_row = run.counters.skipped_in_a_row + 1 if skipped else 0
+    if run.counters.skipped_in_a_row < run.config.trainer.max_skipped_steps:
+        return
+    path = run.directory / "bad_samples.json"
+    samples = run.scored.fetch("sample_id").tolist() if run.scored is not None else []
+    path.write_text(json.dumps({"step": run.counters.step, "sample_ids": samples}))
+    raise NumericalError(
+        f"{run.counters.skipped_in_a_row} steps in a row had a loss or gradient that is not finite.\n"
+        f"The samples of the last one are listed in {path}; try a lower optimizer.lr."
+    )
+
+
+@contextmanager
+def _signals(run: Run) -> Iterator[None]:
+    """SIGTERM and the first ctrl-C finish the step and write a checkpoint; a second ctrl-C abandons at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if run.stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        run.stop_requested = True
+        run.phase("stopping after this step; ctrl-C again abandons it")
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: a notebook or a test; there is nobody to press ctrl-C
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

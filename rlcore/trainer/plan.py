@@ -1,0 +1,209 @@
+"""From a config to a plan: everything that can be known before a process is started.
+
+Plugins, files, columns, prompts, placement. `rlcore train --dry-run` stops here and prints it (describe.py);
+launch.py goes on and starts the hosts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.config.build import build_plugin
+from rlcore.config.schema import Choice, Config
+from rlcore.errors import ConfigError, did_you_mean
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.registry import Resolved, resolve
+from rlcore.rewards.executor import RewardSpec
+from rlcore.rewards.scorer import build_reward
+from rlcore.rewards.signature import check_columns
+from rlcore.trainer.checkpoint import Checkpoint, Checkpoints
+from rlcore.trainer.prompts import Prompts, load_prompts
+from rlcore.types import STANDARD_COLUMNS
+
+DEFAULT_ROLE = "default"
+TRAINED = ("actor", "critic")
+_ALWAYS = (RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward"))
+"""Roles of every run, whatever its algorithm asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A plugin with its own settings."""
+
+    resolved: Resolved
+    config: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is known before the first process is started."""
+
+    config: Config
+    directory: Path
+    backend: Chosen
+    rollout: Chosen
+    algorithm: Chosen
+    trackers: tuple[Chosen, ...]
+    rewards: tuple[RewardSpec, ...]
+    workers: Mapping[str, Resolved]
+    """Role -> worker class, in the order in which the roles are made."""
+    placement: Mapping[str, str]
+    """Role -> pool."""
+    reads: Mapping[str, Sequence[str]]
+    """Trained role -> columns that travel to its update."""
+    prompts: Prompts
+    eval_prompts: Prompts | None
+    resume: Checkpoint | None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Package -> version of all that takes part."""
+        chosen = [self.backend.resolved, self.rollout.resolved, self.algorithm.resolved, *self.workers.values()]
+        chosen += [tracker.resolved for tracker in self.trackers]
+        return {resolved.package: resolved.version for resolved in chosen if resolved.package}
+
+
+def make_plan(config: Config, directory: Path) -> Plan:
+    """Resolve and check everything; nothing is started and nothing is written.
+
+    Raises:
+        UserError: with what to type, for anything that the user can mend.
+    """
+    algorithm = choose("algorithm", config.algorithm)
+    instance = algorithm.resolved.object(algorithm.config)
+    roles = _roles(instance.roles())
+    workers = {role.name: resolve("worker", role.worker) for role in roles}
+    placement = place(config, [role.name for role in roles])
+    rewards = _rewards(config)
+    prompts = load_prompts(config, config.data.train)
+    eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
+    for data in filter(None, (prompts, eval_prompts)):
+        _check_rewards(rewards, data)
+    _check_columns(config, instance, workers, prompts)
+    return Plan(
+        config=config,
+        directory=directory,
+        backend=choose("backend", config.backend),
+        rollout=choose("rollout", config.rollout),
+        algorithm=algorithm,
+        trackers=tuple(choose("tracker", choice, section="trackers") for choice in config.trackers),
+        rewards=rewards,
+        workers=workers,
+        placement=placement,
+        reads={role: _travelling(columns) for role, columns in instance.reads().items()},
+        prompts=prompts,
+        eval_prompts=eval_prompts,
+        resume=_find_checkpoint(config, directory),
+    )
+
+
+def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
+    """Resolve a plugin and build its own settings."""
+    resolved = resolve(kind, choice.name)
+    return Chosen(resolved=resolved, config=build_plugin(section or kind, choice, resolved.object))
+
+
+def place(config: Config, roles: Sequence[str]) -> dict[str, str]:
+    """Role -> pool for the roles of this run.
+
+    Raises:
+        ConfigError: a role without a pool, a pool that is not defined, a name in `placement` that is no role.
+    """
+    known = [*roles, "critic", "reference", DEFAULT_ROLE]
+    for role, pool in config.placement.items():
+        if role not in known:
+            raise ConfigError(
+                f"placement.{role}: no role '{role}' in this run.{did_you_mean(role, known)}\n"
+                f"Roles: {', '.join(roles)}; '{DEFAULT_ROLE}' stands for all that are not named."
+            )
+        if pool not in config.pools:
+            raise ConfigError(
+                f"placement.{role}={pool}: no pool '{pool}'.{did_you_mean(pool, list(config.pools))}\n"
+                f"Pools: {', '.join(config.pools)}; define it with pools.{pool}.devices_per_node=1"
+            )
+    default = config.placement.get(DEFAULT_ROLE) or next(iter(config.pools))
+    placement = {role: config.placement.get(role, default) for role in roles}
+    _check_local(config, placement)
+    return placement
+
+
+def _check_local(config: Config, placement: Mapping[str, str]) -> None:
+    """One process cannot hold two ranks of a process group."""
+    for role in TRAINED:
+        pool = placement.get(role)
+        if config.runtime.name == "local" and pool and config.pools[pool].num_devices > 1:
+            raise ConfigError(
+                f"runtime=local trains in one process, and pool '{pool}' of role '{role}' has"
+                f" {config.pools[pool].num_devices} devices\nType  runtime=ray  or  pools.{pool}.devices_per_node=1"
+            )
+
+
+def _roles(asked: Sequence[RoleSpec]) -> list[RoleSpec]:
+    """Those that the algorithm asks for, and the ones that every run has; trained roles first."""
+    roles = {role.name: role for role in (*asked, *_ALWAYS)}
+    if "actor" not in roles:
+        raise ConfigError("the algorithm asks for no role 'actor'; its roles() must name one")
+    return sorted(roles.values(), key=lambda role: role.name not in TRAINED)
+
+
+def _rewards(config: Config) -> tuple[RewardSpec, ...]:
+    if not config.reward.items:
+        raise ConfigError(
+            "no reward is chosen.\nType  reward=exact_match  or  reward=my_rewards.py:score   (rlcore list-plugins --kind reward)"
+        )
+    specs: list[RewardSpec] = []
+    for item in config.reward.items:
+        resolved = resolve("reward", item.name)
+        twins = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
+        name = f"{resolved.name}#{twins + 1}" if twins else resolved.name
+        specs.append(RewardSpec(name=name, target=resolved.target, options=dict(item.options), weight=item.weight))
+    return tuple(specs)
+
+
+def _check_rewards(rewards: Sequence[RewardSpec], data: Prompts) -> None:
+    """Every column that a reward asks for is in the data set."""
+    columns = [name for name in data.batch.columns if name not in ("input_ids", "prompt_id")]
+    for spec in rewards:
+        check_columns(spec.name, build_reward(spec), columns, data.name)
+
+
+def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolved], prompts: Prompts) -> None:
+    """Every column that a loss reads is written by some role of this run, or by the algorithm itself."""
+    written = {*algorithm.writes(), *prompts.batch.columns}
+    for column in STANDARD_COLUMNS:
+        if {writer.strip() for writer in column.written_by.split(",")} & {"loader", "core", *workers}:
+            written.add(column.name)
+    for role, columns in algorithm.reads().items():
+        for name in columns:
+            if name in written:
+                continue
+            writer = next((column.written_by for column in STANDARD_COLUMNS if column.name == name), None)
+            hint = f"It is written by: {writer}." if writer else did_you_mean(name, sorted(written)).strip()
+            raise ConfigError(
+                f"algorithm '{config.algorithm.name}' reads column '{name}' in the update of '{role}', and no role of this"
+                f" run writes it.\n{hint} Roles: {', '.join(workers)}."
+            )
+
+
+def _travelling(columns: Sequence[str]) -> tuple[str, ...]:
+    """What an update gets: what the loss reads, and what every model needs."""
+    return tuple(dict.fromkeys(["input_ids", "loss_mask", "rollout_log_probs", *columns]))
+
+
+def _find_checkpoint(config: Config, directory: Path) -> Checkpoint | None:
+    if config.run.resume == "never":
+        return None
+    latest = Checkpoints(directory / "checkpoints", config.checkpoint.keep_last).latest()
+    if latest is None and config.run.resume == "must":
+        siblings = [path.name for path in directory.parent.glob("*")] if directory.parent.is_dir() else []
+        near = difflib.get_close_matches(directory.name, siblings, n=1)
+        hint = f" Did you mean run.name={near[0]}?" if near else ""
+        raise ConfigError(
+            f"run.resume=must, and there is no complete checkpoint in {directory}/checkpoints.{hint}\n"
+            "Type  run.resume=auto  to start anew where there is none."
+        )
+    return latest

@@ -1,0 +1,106 @@
+"""`Roles`: the groups of a run under their role names, as an algorithm's `collect` and `update` see them.
+
+Besides the groups it offers two steps that every algorithm needs and that carry bookkeeping: `generate` and `score`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlcore.config.schema import RewardConfig
+from rlcore.controller.group import Group
+from rlcore.data.batch import Batch
+from rlcore.protocols.transfer import Transfer
+from rlcore.rewards.pipeline import settle
+from rlcore.types import Mean, Metrics, Sampling
+from rlcore.workers.reward import PART_PREFIX, outcomes
+
+if TYPE_CHECKING:
+    from rlcore.workers.critic import CriticWorker
+    from rlcore.workers.policy import PolicyWorker, ReferenceWorker
+    from rlcore.workers.reward import RewardWorker
+    from rlcore.workers.rollout import RolloutWorker
+
+
+class Roles:
+    """What an algorithm works with. A role that the algorithm did not ask for is an AttributeError."""
+
+    actor: PolicyWorker
+    rollout: RolloutWorker
+    reward: RewardWorker
+    reference: ReferenceWorker
+    critic: CriticWorker
+
+    def __init__(
+        self,
+        groups: Mapping[str, Any],
+        *,
+        sampling: Sampling,
+        samples_per_prompt: int,
+        reward: RewardConfig,
+        on_scored: Callable[[Batch], None],
+    ) -> None:
+        self.groups = dict(groups)
+        self.sampling = sampling
+        self.samples_per_prompt = samples_per_prompt
+        self.metrics: Metrics = {}
+        """What `generate` and `score` counted since the last `take_metrics`."""
+        self.transfer: Transfer | None = None
+        self._reward_config = reward
+        self._on_scored = on_scored
+
+    def __getattr__(self, name: str) -> Any:
+        groups = self.__dict__.get("groups", {})
+        if name in groups:
+            return groups[name]
+        raise AttributeError(f"this run has no role '{name}'; its algorithm asked for {', '.join(groups)}")
+
+    def has(self, name: str) -> bool:
+        """Whether the run has this role."""
+        return name in self.groups
+
+    def trained(self) -> list[Group]:
+        """The groups whose models are updated."""
+        return [self.groups[name] for name in ("actor", "critic") if name in self.groups]
+
+    def generate(self, prompts: Batch) -> Batch:
+        """Draw the configured number of samples for each prompt, side by side in prompt order."""
+        samples = self.rollout.generate(prompts, self.sampling, self.samples_per_prompt)
+        lengths = samples.fetch("num_loss_tokens").double()
+        self._note("response_length/mean", lengths.sum(), len(lengths))
+        return samples
+
+    def score(self, samples: Batch) -> Batch:
+        """Add rewards; a sample without one is dropped and counted, or ends the run, as `reward.on_error` says."""
+        scored = samples | self.reward.score(samples)
+        settled = settle(outcomes(scored), self._reward_config.on_error)
+        values, keep = np.array(settled.rewards, dtype=np.float32), np.array(settled.keep, dtype=bool)
+        self._note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
+        for status, count in settled.counts.items():
+            self._note(f"reward/num_{status}", count, 1.0)
+        for name in scored.columns:
+            if name.startswith(PART_PREFIX):
+                part = scored.fetch(name)
+                present = ~part.isnan()
+                self._note(f"reward/{name.removeprefix(PART_PREFIX)}", part[present].sum(), present.sum())
+        if keep.any():
+            self._note("reward/mean", values[keep].sum(), keep.sum())
+            self._note("reward/std", values[keep].std(), 1.0)
+        self._on_scored(scored)
+        return scored.with_rows(reward=values).take(np.flatnonzero(keep))
+
+    def sync(self, version: int) -> None:
+        """Bring the actor's weights to the rollout as `version`."""
+        assert self.transfer is not None, "roles without a transfer"
+        self.transfer.send(version)
+
+    def take_metrics(self) -> Metrics:
+        """What was counted; counting starts anew."""
+        taken, self.metrics = self.metrics, {}
+        return taken
+
+    def _note(self, name: str, total: Any, weight: float) -> None:
+        self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + Mean(float(total), float(weight))

@@ -1,0 +1,163 @@
+"""`Run`: everything that a training run holds, and what it logs. Made by plan.py, driven by loop.py."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcore.config.schema import Config
+from rlcore.controller.runtime import Runtime
+from rlcore.data.batch import Batch
+from rlcore.data.loader import PromptLoader
+from rlcore.hooks.manager import Hooks
+from rlcore.protocols.tracker import SampleRecord, SupportsPhase, Tracker
+from rlcore.trainer.checkpoint import Checkpoints
+from rlcore.trainer.roles import Roles
+from rlcore.types import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What a run has done so far; part of every checkpoint."""
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    skipped_in_a_row: int = 0
+    first_reward: float | None = None
+    last_reward: float | None = None
+    first_eval: float | None = None
+    """Pass rate."""
+    last_eval: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run in this process: the controller's side of everything."""
+
+    config: Config
+    directory: Path
+    runtime: Runtime
+    algorithm: Any
+    loader: PromptLoader
+    prompts: Batch
+    """All training prompts, tokenised; row i is prompt i."""
+    eval_prompts: Batch | None
+    checkpoints: Checkpoints
+    trackers: Sequence[Tracker]
+    hooks: Hooks
+    versions: Mapping[str, str]
+    """Package -> version of everything that takes part, written into checkpoints."""
+    roles: Roles = field(init=False)
+    counters: Counters = field(default_factory=Counters)
+    scored: Batch | None = None
+    """The samples of this step, as scored, before any was dropped."""
+    stop_requested: bool = False
+
+    def next_prompts(self) -> tuple[Batch, list[int]]:
+        """Prompts of the next step, and their positions in the ledger."""
+        issued = self.loader.issue(self.config.trainer.prompts_per_step)
+        prompts = self.prompts.take([item.prompt_id for item in issued]).with_rows(
+            group_id=[item.position for item in issued], seed=[item.request_seed for item in issued]
+        )
+        return prompts, [item.position for item in issued]
+
+    def note_scored(self, samples: Batch) -> None:
+        """The samples of this step have their rewards."""
+        self.scored = samples
+        self.hooks.samples_scored(run=self, step=self.counters.step + 1, samples=samples)
+
+    def phase(self, name: str) -> None:
+        """Tell the trackers that show it what the run is doing."""
+        for tracker in self.trackers:
+            if isinstance(tracker, SupportsPhase):
+                tracker.phase(name)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Give the metrics of a step to every tracker."""
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+
+    def log_samples(self, step: int) -> None:
+        """Give a few of the step's samples to every tracker; only these come to the controller."""
+        if self.scored is None or self.config.trainer.log_samples == 0:
+            return
+        some = self.scored.take(range(min(self.config.trainer.log_samples, len(self.scored))))
+        records = [_record(step, row) for share in self.roles.reward.examples(some) for row in share]
+        for tracker in self.trackers:
+            tracker.log_samples(step, records)
+
+    def close(self, summary: Mapping[str, object]) -> None:
+        """End hosts and trackers."""
+        self.runtime.shutdown()
+        for tracker in self.trackers:
+            tracker.finish(summary)
+
+    def state(self) -> dict[str, Any]:
+        """JSON data for a checkpoint, besides what the roles write."""
+        counters = {name: getattr(self.counters, name) for name in self.counters.__dataclass_fields__}
+        return {
+            "step": self.counters.step,
+            "counters": counters,
+            "loader": self.loader.state_dict(),
+            "algorithm": self.algorithm.state_dict(),
+            "versions": dict(self.versions),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`; says which versions changed."""
+        self.counters = Counters(**state["counters"])
+        self.loader.load_state_dict(state["loader"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        for package, version in state["versions"].items():
+            if self.versions.get(package) != version:
+                logger.warning("%s was %s when the checkpoint was written, now %s", package, version, self.versions.get(package))
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    """Merged metrics as numbers."""
+    return {name: mean.value for name, mean in metrics.items()}
+
+
+_NOT_COLUMNS = frozenset({"prompt", "completion", "reward", "prompt_id", "sample_id", "finish_reason"})
+_HIDDEN = frozenset({"seed", "group_id", "policy_version", "truncated", "reward_status", "num_loss_tokens"})
+
+
+def _record(step: int, row: Mapping[str, Any]) -> SampleRecord:
+    from rlcore.workers.reward import PART_PREFIX
+
+    parts = {name.removeprefix(PART_PREFIX): value for name, value in row.items() if name.startswith(PART_PREFIX)}
+    columns = {
+        name: value
+        for name, value in row.items()
+        if name not in _NOT_COLUMNS | _HIDDEN and not name.startswith(PART_PREFIX) and value is not None
+    }
+    return SampleRecord(
+        step=step,
+        prompt=str(row["prompt"]),
+        completion=row["completion"],
+        reward=row["reward"] if row["reward_status"] == 0 else None,
+        parts=parts,
+        prompt_id=row["prompt_id"],
+        sample_id=row["sample_id"],
+        finish_reason=row["finish_reason"],
+        columns=columns,
+    )

@@ -1,0 +1,186 @@
+"""The handful of names that everything in rlcore speaks. Read this file first.
+
+Shapes: B rows (samples), T tokens (all samples of a batch laid end to end), V vocabulary.
+One alignment rule: entry i of a token column speaks of token i. `log_probs[i]` is
+log p(token i | the tokens of its sample before it); tokens of the prompt have `loss_mask` false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcore.data.batch import Batch
+
+FinishReason = Literal["stop", "length", "abort"]
+Average = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "row-mean"]
+Level = Literal["row", "token", "object"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How an engine draws tokens. Example: Sampling(temperature=1.0, max_response_tokens=64)"""
+
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities sum to at least this."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    max_response_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; they stay in it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ends a response besides the model's end-of-sequence tokens; the token stays in the response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One response asked of an engine. Example: Request(request_id=3, prompt_ids=[5, 9], sampling=Sampling(), seed=7)"""
+
+    request_id: int
+    """Unique among the requests of one call; ties the Sample to it."""
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    seed: int
+    """The same seed gives the same response under the same weights, whatever else is in the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One response. Example: Sample(request_id=3, token_ids=[12, 2], log_probs=[-0.2, -1.1], finish_reason="stop", policy_version=7)"""
+
+    request_id: int
+    token_ids: Sequence[int]
+    """[n] generated ids, the end token included when there is one; the prompt is not repeated."""
+    log_probs: Sequence[float]
+    """[n] log-probability of each under softmax(logits / temperature), before top-k, top-p and min-p: what the
+    trainer computes. Greedy samples use temperature 1."""
+    finish_reason: FinishReason
+    policy_version: int
+    """Version of the weights that drew the last token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Where one rank stands in its role's grid of devices. Example: Mesh(rank=3, world_size=4, dp_rank=1, dp_size=2)"""
+
+    rank: int = 0
+    world_size: int = 1
+    dp_rank: int = 0
+    """Which share of the rows this rank gets; ranks of one dp_rank get the same share."""
+    dp_size: int = 1
+    returns: bool = True
+    """Whether this rank's result is collected: exactly one rank of each dp_rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutputs:
+    """What a model says about the tokens of a batch; zero where `loss_mask` is false."""
+
+    log_probs: Tensor | None = None
+    """[T] float32, log p(token i | before), at the sampling temperature."""
+    entropy: Tensor | None = None
+    """[T] float32, nats, of the distribution that token i was drawn from."""
+    values: Tensor | None = None
+    """[T] float32, the critic's value of the state in which token i was chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """What a loss returns: terms, not a mean. Core averages with counts over the whole mini-batch."""
+
+    terms: Tensor
+    """[T] per token, or [B] per row with average="row-mean". Entries outside `loss_mask` are ignored."""
+    average: Average = "token-mean"
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """[T] (averaged over loss tokens) or [B] (averaged over rows) tensors, for the logs; no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the loss of one mini-batch is averaged over, counted over all ranks. Example: Counts(rows=8, tokens=73)"""
+
+    rows: int
+    """Rows with at least one loss token."""
+    tokens: int
+    """Loss tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean that can still be merged: total and weight. Example: Mean(3.0, 2.0) + Mean(1.0, 2.0) == Mean(4.0, 4.0)"""
+
+    total: float
+    weight: float = 1.0
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.weight + other.weight)
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight if self.weight else float("nan")
+
+
+Metrics: TypeAlias = dict[str, Mean]
+"""Metrics on their way: every entry can be merged with that of another rank or mini-batch."""
+
+LossFunction: TypeAlias = "Callable[[TokenOutputs, Batch], tuple[Tensor, Metrics]]"
+"""What a backend is given: outputs and the micro-batch in; a scalar whose sum over all micro-batches and ranks
+is the loss of the mini-batch out, and metrics."""
+
+
+def merge_metrics(parts: Sequence[Mapping[str, Mean]]) -> Metrics:
+    """Merge metrics of ranks or mini-batches, name by name."""
+    merged: Metrics = {}
+    for part in parts:
+        for name, mean in part.items():
+            merged[name] = merged[name] + mean if name in merged else mean
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One row of the table of standard columns."""
+
+    name: str
+    level: Level
+    dtype: str
+    meaning: str
+    written_by: str
+
+
+STANDARD_COLUMNS: tuple[Column, ...] = (
+    Column("input_ids", "token", "int64", "token ids of prompt and response", "loader, rollout"),
+    Column("loss_mask", "token", "bool", "true where the model wrote the token", "rollout"),
+    Column("position_ids", "token", "int64", "position of the token in its sample", "backend, when it needs them"),
+    Column("rollout_log_probs", "token", "float32", "log-probs of the engine that sampled", "rollout"),
+    Column("old_log_probs", "token", "float32", "log-probs of the actor before the update", "algorithm"),
+    Column("ref_log_probs", "token", "float32", "log-probs of the frozen reference", "reference"),
+    Column("entropy", "token", "float32", "entropy of the actor before the update, nats", "actor"),
+    Column("values", "token", "float32", "the critic's values", "critic"),
+    Column("rewards", "token", "float32", "reward per token, KL penalty included", "algorithm"),
+    Column("advantages", "token", "float32", "advantage per token", "algorithm"),
+    Column("returns", "token", "float32", "target of the critic", "algorithm"),
+    Column("sample_id", "row", "int64", "unique in the run", "rollout"),
+    Column("prompt_id", "row", "int64", "index of the prompt in its data set", "loader"),
+    Column("group_id", "row", "int64", "samples drawn for one prompt in one step share it", "loader"),
+    Column("seed", "row", "int64", "seed of the request", "loader, rollout"),
+    Column("policy_version", "row", "int64", "version of the weights that sampled", "rollout"),
+    Column("num_loss_tokens", "row", "int64", "how many tokens the loss sees", "rollout"),
+    Column("truncated", "row", "bool", "the response met its token limit", "rollout"),
+    Column("finish_reason", "object", "str", "stop, length or abort", "rollout"),
+    Column("reward", "row", "float32", "score of the sample", "reward"),
+    Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward"),
+    Column("reward_failure", "object", "tuple", "(reward, message) where there is no score", "reward"),
+    Column("completion", "object", "str", "the response as text", "reward"),
+    Column("advantage", "row", "float32", "advantage of the whole response", "algorithm"),
+)
+
+RESERVED_COLUMNS: frozenset[str] = frozenset(column.name for column in STANDARD_COLUMNS)

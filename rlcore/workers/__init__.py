@@ -1,0 +1,1 @@
+"""What runs on devices: policy, critic, reference, reward and rollout workers."""

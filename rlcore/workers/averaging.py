@@ -1,0 +1,68 @@
+"""The one place where loss terms become a loss.
+
+Counts are those of the whole mini-batch over all ranks, so the sum of what micro-batches contribute, and with it the
+gradient, does not depend on how the mini-batch is cut: micro-batch size, data-parallel size, packing.
+Shapes: B rows, T tokens of the micro-batch at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlcore.data.batch import Batch
+from rlcore.types import Counts, LossTerms, Mean, Metrics
+
+
+def count(num_loss_tokens: Tensor) -> Counts:
+    """Counts of a mini-batch from the number of loss tokens of each row."""
+    return Counts(rows=int((num_loss_tokens > 0).sum()), tokens=int(num_loss_tokens.sum()))
+
+
+def reduce_terms(terms: LossTerms, batch: Batch, counts: Counts) -> Tensor:
+    """This micro-batch's part of the averaged loss, a scalar.
+
+    Terms outside `loss_mask` reach neither value nor gradient, whatever they are.
+
+    Raises:
+        ValueError: terms of a wrong shape, or an unknown average.
+    """
+    if terms.average == "row-mean":
+        _check_shape(terms.terms, len(batch), "one term per row", terms.average)
+        return terms.terms.sum() / max(1, counts.rows)
+    _check_shape(terms.terms, batch.num_tokens, "one term per token", terms.average)
+    mask = batch["loss_mask"]
+    kept = torch.where(mask, terms.terms, torch.zeros_like(terms.terms))
+    if terms.average == "token-mean":
+        return kept.sum() / max(1, counts.tokens)
+    if terms.average == "seq-mean-token-sum":
+        return kept.sum() / max(1, counts.rows)
+    if terms.average == "seq-mean-token-mean":
+        per_row = batch.per_row(mask.to(kept.dtype)).clamp(min=1)
+        return (batch.per_row(kept) / per_row).sum() / max(1, counts.rows)
+    raise ValueError(
+        f"average '{terms.average}' is not one of token-mean, seq-mean-token-mean, seq-mean-token-sum, row-mean"
+    )
+
+
+def reduce_metrics(metrics: Mapping[str, Tensor], batch: Batch) -> Metrics:
+    """Means over loss tokens ([T] tensors) or rows ([B] tensors), still to be merged."""
+    mask = batch["loss_mask"]
+    reduced: Metrics = {}
+    for name, tensor in metrics.items():
+        values = tensor.detach()
+        if len(values) == batch.num_tokens and values.dim() == 1:
+            kept = values[mask]
+            reduced[name] = Mean(float(kept.double().sum()), float(len(kept)))
+        elif len(values) == len(batch):
+            reduced[name] = Mean(float(values.double().sum()), float(len(batch)))
+        else:
+            raise ValueError(f"metric '{name}' has shape {tuple(values.shape)}; give one value per token or per row")
+    return reduced
+
+
+def _check_shape(terms: Tensor, size: int, what: str, average: str) -> None:
+    if terms.dim() != 1 or len(terms) != size:
+        raise ValueError(f"average={average} wants {what}, [{size}]; the loss returned {tuple(terms.shape)}")

@@ -1,0 +1,123 @@
+"""What the workers that hold a model share: making the backend, saving it, moving it off the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from rlcore.controller.dispatch import dispatch
+from rlcore.data.batch import Batch
+from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
+from rlcore.protocols.worker import WorkerContext
+from rlcore.registry import PluginSpec, load
+from rlcore.types import Counts, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
+from rlcore.workers.averaging import reduce_metrics, reduce_terms
+from rlcore.workers.base import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """What a worker needs to make its model; plain data and plugin specs, as it travels to the hosts."""
+
+    backend: PluginSpec
+    backend_config: Any
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    algorithm: PluginSpec
+    algorithm_config: Any
+    temperature: float
+    """Of the sampling; log-probs are computed at the same one."""
+    total_steps: int
+    """Optimiser steps of the run, for the schedule."""
+    seed: int
+
+
+class ModelWorker(Worker):
+    """A worker with a backend. Subclasses say which head it has and whether it is trained."""
+
+    head: Literal["token", "value"] = "token"
+    trained = True
+
+    def __init__(self, context: WorkerContext, *, options: ModelOptions) -> None:
+        super().__init__(context)
+        self.options = options
+        backend_class: Any = load(options.backend, rank=context.rank, host=context.host)
+        self.backend: Backend = backend_class(
+            options.backend_config,
+            model=options.model,
+            optimizer=options.optimizer,
+            context=BackendContext(
+                rank=context.rank,
+                world_size=context.world_size,
+                device=context.device,
+                head=self.head,
+                trained=self.trained,
+                total_steps=options.total_steps,
+                seed=options.seed,
+            ),
+        )
+        self.mesh = self.backend.mesh
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters, streamed; called by the host when weights travel."""
+        return self.backend.weights()
+
+    @dispatch("all")
+    def offload(self) -> None:
+        """Free the device."""
+        self.backend.offload()
+
+    @dispatch("all")
+    def reload(self) -> None:
+        """Come back to the device."""
+        self.backend.reload()
+
+    def save_to(self, directory: Path) -> None:
+        if self.trained:
+            self.backend.save(directory)
+
+    def load_from(self, directory: Path) -> None:
+        if self.trained:
+            self.backend.load(directory)
+
+    def forward(self, batch: Batch) -> TokenOutputs:
+        """One forward pass of this rank's share, without gradient."""
+        return self.backend.forward(batch.to(self.context.device), temperature=self.options.temperature)
+
+
+class TrainedWorker(ModelWorker):
+    """A worker whose model is updated by its algorithm's loss."""
+
+    def __init__(self, context: WorkerContext, *, options: ModelOptions) -> None:
+        super().__init__(context, options=options)
+        algorithm_class: Any = load(options.algorithm, rank=context.rank, host=context.host)
+        self.algorithm = algorithm_class(options.algorithm_config)
+
+    @dispatch("dp_metrics")
+    def update(self, batch: Batch, counts: Counts) -> Metrics:
+        """One optimiser step on a mini-batch; `counts` are those of the whole mini-batch, over all ranks."""
+
+        def loss(out: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, Metrics]:
+            terms = self.terms(out, micro_batch)
+            scalar = reduce_terms(terms, micro_batch, counts)
+            metrics = reduce_metrics(terms.metrics, micro_batch) | self.observe(out, micro_batch)
+            return scalar, metrics | {"loss": Mean(float(scalar.detach()), 0.0)}
+
+        metrics = self.backend.forward_backward(
+            batch.to(self.context.device), loss, temperature=self.options.temperature
+        )
+        # micro-batches and ranks each hold a part of one sum: the weight of all of them together is 1
+        metrics["loss"] = Mean(metrics["loss"].total if "loss" in metrics else 0.0, 1.0 / self.mesh.dp_size)
+        return merge_metrics([metrics, self.backend.step()])
+
+    def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
+        """The loss terms of this role."""
+        raise NotImplementedError
+
+    def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
+        """More metrics of a micro-batch."""
+        return {}

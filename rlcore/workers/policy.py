@@ -1,0 +1,43 @@
+"""The policy that is trained, and the frozen reference."""
+
+from __future__ import annotations
+
+from rlcore.controller.dispatch import dispatch
+from rlcore.data.batch import Batch
+from rlcore.types import LossTerms, Mean, Metrics, TokenOutputs
+from rlcore.workers.model import ModelWorker, TrainedWorker
+
+_SEEN = ("input_ids", "loss_mask")
+
+
+class PolicyWorker(TrainedWorker):
+    """The actor."""
+
+    @dispatch("dp", reads=_SEEN)
+    def log_probs(self, batch: Batch) -> Batch:
+        """Columns `log_probs` and `entropy` of the current policy, zero outside `loss_mask`."""
+        out = self.forward(batch)
+        return Batch.of(lengths=batch.lengths, tokens={"log_probs": out.log_probs, "entropy": out.entropy})
+
+    def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
+        return self.algorithm.loss(out, batch)  # type: ignore[no-any-return]
+
+    def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
+        """How far the engine's log-probs are from the trainer's, under the weights that sampled."""
+        if "rollout_log_probs" not in batch or out.log_probs is None:
+            return {}
+        mask = batch["loss_mask"]
+        trainer = batch["old_log_probs"] if "old_log_probs" in batch else out.log_probs.detach()
+        gap = (trainer - batch["rollout_log_probs"]).abs()[mask]
+        return {"rollout_logprob_gap": Mean(float(gap.sum()), float(mask.sum()))}
+
+
+class ReferenceWorker(ModelWorker):
+    """The policy as it was at the start."""
+
+    trained = False
+
+    @dispatch("dp", reads=_SEEN)
+    def log_probs(self, batch: Batch) -> Batch:
+        """Column `ref_log_probs`."""
+        return Batch.of(lengths=batch.lengths, tokens={"ref_log_probs": self.forward(batch).log_probs})

@@ -1,0 +1,122 @@
+"""The reward worker: token ids to text, text to scores, in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcore.controller.dispatch import dispatch
+from rlcore.data.batch import Batch
+from rlcore.models.load import load_tokenizer
+from rlcore.protocols.reward import SAMPLE_FIELDS
+from rlcore.protocols.worker import WorkerContext
+from rlcore.rewards.executor import RewardExecutor, RewardSpec
+from rlcore.rewards.pipeline import Outcome, Status
+from rlcore.workers.base import Worker
+
+PART_PREFIX = "reward:"
+"""Row columns `reward:<name>` hold the score of each reward, NaN where it has none."""
+_STATUSES: tuple[Status, ...] = ("score", "skip", "timeout", "error")
+_INTERNAL = ("seed", "group_id", "policy_version", "truncated", "num_loss_tokens")
+_MAX_TEXT = 2000
+
+
+class RewardWorker(Worker):
+    """Scores samples with the run's rewards."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        *,
+        rewards: Sequence[RewardSpec],
+        num_processes: int,
+        timeout_s: float,
+        tokenizer_path: str,
+    ) -> None:
+        super().__init__(context)
+        self._names = [spec.name for spec in rewards]
+        self._tokenizer = load_tokenizer(tokenizer_path)
+        self._executor = RewardExecutor(rewards, num_processes=num_processes, timeout_s=timeout_s)
+
+    @dispatch("dp")
+    def score(self, batch: Batch) -> Batch:
+        """Columns `reward` (NaN without a score), `reward_status`, `reward_failure`, `reward:<name>`, `completion`."""
+        completions = self._completions(batch)
+        results = self._executor.score(self._samples(batch, completions))
+        parts = {
+            PART_PREFIX + name: torch.tensor([_number(r.parts.get(name)) for r in results], dtype=torch.float32)
+            for name in self._names
+        }
+        return Batch.of(
+            lengths=batch.lengths,
+            rows={
+                "reward": torch.tensor([_number(r.value) for r in results], dtype=torch.float32),
+                "reward_status": torch.tensor([_STATUSES.index(r.status) for r in results], dtype=torch.int64),
+                "reward_failure": _objects([(r.reward, r.message) if r.message else None for r in results]),
+                "completion": _objects(completions),
+                **parts,
+            },
+        )
+
+    @dispatch("dp")
+    def examples(self, batch: Batch) -> list[dict[str, Any]]:
+        """A few scored samples as plain dicts, long texts cut, for logs and display."""
+        names = [name for name in batch.columns if batch.level(name) != "token"]
+        columns = {name: batch[name].tolist() for name in names}
+        return [{name: _cut(columns[name][i]) for name in names} for i in range(len(batch))]
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _completions(self, batch: Batch) -> list[str]:
+        ids, mask, offsets = batch["input_ids"], batch["loss_mask"], batch.offsets().tolist()
+        responses = [ids[a:b][mask[a:b]].tolist() for a, b in zip(offsets, offsets[1:])]
+        return list(self._tokenizer.batch_decode(responses, skip_special_tokens=True)) if responses else []
+
+    def _samples(self, batch: Batch, completions: Sequence[str]) -> list[dict[str, object]]:
+        names = [n for n in batch.columns if batch.level(n) != "token" and n not in _INTERNAL]
+        columns: dict[str, list[Any]] = {name: batch[name].tolist() for name in names}
+        columns |= {"completion": list(completions), "num_tokens": batch["num_loss_tokens"].tolist()}
+        missing = [name for name in SAMPLE_FIELDS if name not in columns]
+        assert not missing, f"samples without {missing}"
+        return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+
+def outcomes(scored: Batch) -> list[Outcome]:
+    """The outcomes that `score` wrote as columns; texts of failures are fetched only when there are some."""
+    reward, status, sample_id, prompt_id = scored.fetch("reward", "reward_status", "sample_id", "prompt_id")
+    failed = bool((status > 1).any())
+    failures = scored.fetch("reward_failure") if failed else [None] * len(scored)
+    return [
+        Outcome(
+            status=_STATUSES[s],
+            value=r if s == 0 else None,
+            reward=failure[0] if failure else None,
+            message=failure[1] if failure else None,
+            sample_id=sample,
+            prompt_id=prompt,
+        )
+        for r, s, sample, prompt, failure in zip(
+            reward.tolist(), status.tolist(), sample_id.tolist(), prompt_id.tolist(), failures
+        )
+    ]
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _objects(values: Sequence[object]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        return f"{value[: _MAX_TEXT // 2]} … {value[-_MAX_TEXT // 2 :]}"
+    return value

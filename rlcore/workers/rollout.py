@@ -1,0 +1,119 @@
+"""The rollout worker: prompts in, samples out, through an inference engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.controller.dispatch import dispatch
+from rlcore.data.batch import Batch
+from rlcore.data.loader import mix
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import Rollout, RolloutContext
+from rlcore.protocols.worker import WorkerContext
+from rlcore.registry import PluginSpec, load
+from rlcore.types import Request, Sample, Sampling
+from rlcore.workers.base import Worker
+
+
+class RolloutWorker(Worker):
+    """Holds one engine rank."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        *,
+        rollout: PluginSpec,
+        rollout_config: Any,
+        model: ModelConfig,
+    ) -> None:
+        super().__init__(context)
+        engine_class: Any = load(rollout, rank=context.rank, host=context.host)
+        self.engine: Rollout = engine_class(
+            rollout_config,
+            model=model,
+            context=RolloutContext(rank=context.rank, world_size=context.world_size, device=context.device),
+        )
+        self.mesh = self.engine.mesh
+
+    @dispatch("dp")
+    def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
+        """n samples for each prompt, side by side in prompt order; row columns of the prompts are repeated.
+
+        `prompts` has `input_ids` and the row columns `group_id` and `seed`. Adds `loss_mask`, `rollout_log_probs`,
+        `sample_id`, `policy_version`, `num_loss_tokens` and `finish_reason`.
+        """
+        requests = _requests(prompts, sampling, samples_per_prompt)
+        samples = asyncio.run(_drain(self.engine, requests))
+        return _samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Replace the engine's weights; called by the host when weights travel."""
+        self.engine.load_weights(weights, version)
+
+    @dispatch("all")
+    def sleep(self) -> None:
+        """Free the device for training."""
+        self.engine.sleep()
+
+    @dispatch("all")
+    def wake(self) -> None:
+        """Be ready to generate."""
+        self.engine.wake()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _requests(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> list[Request]:
+    offsets = prompts.offsets().tolist()
+    ids = prompts["input_ids"].tolist()
+    texts = [ids[start:stop] for start, stop in zip(offsets, offsets[1:])]
+    drawn = [(text, mix(seed, k)) for text, seed in zip(texts, prompts["seed"].tolist()) for k in range(samples_per_prompt)]
+    return [
+        Request(request_id=i, prompt_ids=text, sampling=sampling, seed=seed) for i, (text, seed) in enumerate(drawn)
+    ]
+
+
+async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:
+    by_request = {sample.request_id: sample async for sample in engine.generate(requests)} if requests else {}
+    missing = [request.request_id for request in requests if request.request_id not in by_request]
+    if missing:
+        raise RuntimeError(f"the rollout returned no sample for {len(missing)} of {len(requests)} requests")
+    return [by_request[request.request_id] for request in requests]
+
+
+def _samples_batch(
+    prompts: Batch, samples_per_prompt: int, requests: Sequence[Request], samples: Sequence[Sample]
+) -> Batch:
+    """One row per sample; `prompts` has been repeated to match."""
+    num_prompt = prompts.lengths
+    num_new = torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int64)
+    input_ids: list[int] = []
+    log_probs: list[float] = []
+    for request, sample in zip(requests, samples):
+        input_ids += [*request.prompt_ids, *sample.token_ids]
+        log_probs += [*[0.0] * len(request.prompt_ids), *sample.log_probs]
+    alternating = torch.stack([num_prompt, num_new], dim=1).reshape(-1)
+    number = torch.arange(len(samples)) % samples_per_prompt
+    rows = {name: prompts[name] for name in prompts.columns if prompts.level(name) != "token"}
+    rows |= {
+        "sample_id": prompts["group_id"] * samples_per_prompt + number,
+        "policy_version": torch.tensor([sample.policy_version for sample in samples], dtype=torch.int64),
+        "num_loss_tokens": num_new,
+        "truncated": torch.tensor([sample.finish_reason == "length" for sample in samples], dtype=torch.bool),
+        "finish_reason": [sample.finish_reason for sample in samples],
+    }
+    return Batch.of(
+        lengths=num_prompt + num_new,
+        tokens={
+            "input_ids": torch.tensor(input_ids, dtype=torch.int64),
+            "loss_mask": torch.tensor([False, True]).repeat(len(samples)).repeat_interleave(alternating),
+            "rollout_log_probs": torch.tensor(log_probs, dtype=torch.float32),
+        },
+        rows=rows,
+    )

@@ -1,0 +1,22 @@
+"""Shared by all tests: one thread per process, and real assets where they are."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS", Path(__file__).parents[2] / "shared"))
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """Folder with data/gsm8k and models/stories260k; set RLCORE_TEST_ASSETS to where yours are."""
+    if not (ASSETS / "models" / "stories260k").is_dir():
+        pytest.skip(f"no test assets in {ASSETS}; set RLCORE_TEST_ASSETS to a folder with data/ and models/")
+    return ASSETS

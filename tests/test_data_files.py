@@ -1,0 +1,234 @@
+"""`FileDataset`: what it reads, and what it says about files that cannot be read."""
+
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from rlcore.data.files import FileDataset
+from rlcore.errors import DataError, UserError
+
+ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"}, {"question": "3+3?", "answer": "6"}]
+
+
+def write_jsonl(path, rows=ROWS):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_json(path):
+    path.write_text(json.dumps(ROWS), encoding="utf-8")
+
+
+def write_parquet(path):
+    pa.parquet.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+def write_arrow(writer):
+    def write(path):
+        table = pa.Table.from_pylist(ROWS)
+        with pa.OSFile(str(path), "wb") as sink, writer(sink, table.schema) as stream:
+            stream.write_table(table, max_chunksize=2)
+
+    return write
+
+
+def message(spec, **options):
+    with pytest.raises(DataError) as caught:
+        FileDataset(str(spec), **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("a.jsonl", write_jsonl),
+        ("a.json", write_json),
+        ("lines.json", write_jsonl),
+        ("a.parquet", write_parquet),
+        ("file.arrow", write_arrow(pa.ipc.new_file)),
+        ("stream.arrow", write_arrow(pa.ipc.new_stream)),
+    ],
+)
+def test_every_format_gives_the_same_rows(tmp_path, name, write):
+    write(tmp_path / name)
+
+    dataset = FileDataset(str(tmp_path / name))
+
+    assert [dataset[index] for index in range(len(dataset))] == ROWS
+    assert dataset.columns == ["question", "answer"]
+    assert dataset.name == str(tmp_path / name)
+
+
+def test_keys_that_differ_are_united_and_filled_with_none(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}, {"b": 2, "a": 3}, {"c": 4}])
+
+    dataset = FileDataset(str(path))
+
+    assert dataset.columns == ["a", "b", "c"]
+    assert [dataset[0], dataset[2]] == [{"a": 1, "b": None, "c": None}, {"a": None, "b": None, "c": 4}]
+
+
+def test_nested_parquet_values_become_plain_python(tmp_path):
+    messages = [{"role": "user", "content": "hi"}]
+    pa.parquet.write_table(pa.Table.from_pylist([{"prompt": messages}]), tmp_path / "a.parquet")
+
+    assert FileDataset(str(tmp_path / "a.parquet"))[0] == {"prompt": messages}
+
+
+def test_only_a_newline_ends_a_line_and_blank_lines_are_no_rows(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('\ufeff{"a": "x\u2028y"}\r\n\n{"a": 2}'.encode())
+
+    dataset = FileDataset(str(path))
+
+    assert [dataset[0]["a"], dataset[1]["a"]] == ["x\u2028y", 2]
+    assert [dataset.where(0), dataset.where(1)] == [f"{path}:1", f"{path}:3"]
+
+
+@pytest.mark.parametrize("spec", ["{0}/b.jsonl, {0}/a.jsonl", "{0}/*.jsonl", "{0}"], ids=["list", "glob", "directory"])
+def test_several_files_are_read_as_named_or_sorted(tmp_path, spec):
+    write_jsonl(tmp_path / "a.jsonl", [{"n": 1}, {"n": 2}])
+    write_jsonl(tmp_path / "b.jsonl", [{"n": 3}])
+
+    dataset = FileDataset(spec.format(tmp_path))
+
+    listed = spec.startswith("{0}/b")
+    assert [dataset[index]["n"] for index in range(3)] == ([3, 1, 2] if listed else [1, 2, 3])
+    assert dataset.where(2) == (f"{tmp_path}/a.jsonl:2" if listed else f"{tmp_path}/b.jsonl:1")
+
+
+def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path):
+    path = write_jsonl(tmp_path / "a,b[1].jsonl")
+
+    assert len(FileDataset(str(path))) == 3
+
+
+def test_where_of_a_table_counts_rows_from_one(tmp_path):
+    write_parquet(tmp_path / "a.parquet")
+
+    assert FileDataset(str(tmp_path / "a.parquet")).where(2) == f"{tmp_path}/a.parquet, row 3"
+
+
+def test_saved_hugging_face_dataset_is_read_without_its_caches(tmp_path):
+    write = write_arrow(pa.ipc.new_stream)
+    for name in ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow", "cache-5f.arrow"):
+        write(tmp_path / name)
+    shards = [{"filename": f"data-0000{index}-of-00002.arrow"} for index in (0, 1)]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": shards}))
+    (tmp_path / "dataset_info.json").write_text("{}")
+
+    assert len(FileDataset(str(tmp_path))) == 6
+
+
+def test_saved_dataset_with_splits_asks_for_one(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "test").mkdir()
+
+    assert message(tmp_path) == (
+        f"'{tmp_path}' holds several splits: test, train\nWrite one of them, such as '{tmp_path}/test'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"a": 1', ": not valid JSON: Expecting ',' delimiter at character 8"),
+        ("[1, 2]", ": a list, not an object"),
+        ("null", ": a NoneType, not an object"),
+    ],
+    ids=["broken", "list", "null"],
+)
+def test_bad_line_is_named_with_its_number(tmp_path, line, problem):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"a": 1}\n\n' + line + "\n")
+
+    assert message(path) == (
+        f'{path}:3{problem}\nEach line must be one JSON object: {{"prompt": "..."}}. Correct the line or remove it.'
+    )
+
+
+def test_line_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'{"a": "\xe9"}\n')
+
+    assert message(path) == f"{path}:1: not UTF-8: invalid continuation byte\nSave the file as UTF-8."
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("[{}", "not valid JSON"), ("[{}, 3]", "row 2: a int, not an object")],
+    ids=["broken", "number"],
+)
+def test_bad_json_list_is_refused(tmp_path, content, problem):
+    (tmp_path / "a.json").write_text(content)
+
+    assert problem in message(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_damaged_table_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"not a table at all")
+
+    assert message(tmp_path / name).startswith(f"{tmp_path}/{name}: not a .{name.split('.')[1]} file: ")
+
+
+def test_missing_file_suggests_the_nearest_name(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl")
+
+    first = message(tmp_path / "trian.jsonl").splitlines()[0]
+
+    assert first == f"no such file: '{tmp_path}/trian.jsonl' in '{tmp_path}'. Did you mean 'train.jsonl'?"
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("{0}/no/a.jsonl", "no such file: '{0}/no/a.jsonl'; there is no directory '{0}/no' either"),
+        ("{0}/*.parquet", "no file matches '{0}/*.parquet'"),
+        ("{0}", "'{0}' holds no file that can be read"),
+        (" , ", "the path of a data set is empty"),
+        ("{0}/a.csv", "{0}/a.csv: cannot read files that end in '.csv'."),
+        ("{0}/a.parqet", "{0}/a.parqet: cannot read files that end in '.parqet'. Did you mean '.parquet'?"),
+    ],
+    ids=["no directory", "no match", "empty directory", "nothing", "unknown kind", "misspelt kind"],
+)
+def test_path_without_data_says_what_to_write(tmp_path, spec, problem):
+    if spec.startswith("{0}/a."):
+        (tmp_path / spec[4:]).write_text("x")
+
+    first, second = message(spec.format(tmp_path)).splitlines()
+
+    assert first == problem.format(tmp_path)
+    assert second.startswith("Write a .jsonl, .json, .parquet or .arrow file")
+
+
+def test_directory_of_several_kinds_asks_for_a_glob(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl")
+    write_parquet(tmp_path / "a.parquet")
+
+    assert message(tmp_path) == (
+        f"'{tmp_path}' holds files of several kinds: .jsonl, .parquet\n"
+        f"Write a glob that chooses, such as '{tmp_path}/*.parquet'."
+    )
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"], ids=["no bytes", "blank lines"])
+def test_empty_file_is_refused_even_beside_a_full_one(tmp_path, content):
+    write_jsonl(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text(content)
+
+    assert message(tmp_path).startswith(f"{tmp_path}/b.jsonl has no rows\n")
+
+
+def test_without_pyarrow_the_package_to_install_is_named(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(UserError) as caught:
+        FileDataset(str(tmp_path / "a.parquet"))
+
+    assert str(caught.value).splitlines()[1] == "pip install 'rlcore[parquet]'"

@@ -1,0 +1,166 @@
+"""Groups, dispatch modes and both runtimes: the same calls, the same answers."""
+
+import pytest
+import torch
+
+from rlcore.controller.group import spawn
+from rlcore.controller.pool import PoolConfig, check_capacity
+from rlcore.controller.runtime import RuntimeConfig, make_runtime
+from rlcore.data.batch import Batch
+from rlcore.errors import CapacityError, ConfigError
+from tests.workers import Echo, Twins
+
+NAMES = ["local", "ray"]
+
+
+def batch(rows=5):
+    return Batch.of(
+        lengths=[1 + i % 2 for i in range(rows)],
+        tokens={"input_ids": range(sum(1 + i % 2 for i in range(rows))), "x": torch.arange(sum(1 + i % 2 for i in range(rows))) / 2},
+        rows={"prompt_id": list(range(rows)), "text": [f"t{i}" for i in range(rows)]},
+    )
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def runtime(request):
+    runtime = make_runtime(RuntimeConfig(name=request.param, call_timeout_s=60))
+    runtime.start({"main": PoolConfig(devices_per_node=2, device="cpu")}, {})
+    yield runtime
+    runtime.shutdown()
+
+
+@pytest.fixture(scope="module")
+def echo(runtime):
+    return spawn(Echo, runtime, role="echo", pool="main")
+
+
+@pytest.mark.parametrize("rows", [5, 4, 1, 0])
+def test_uneven_and_empty_shares_come_back_in_order(echo, rows):
+    result = echo.echo(batch(rows))
+
+    assert result.local().merge(batch(rows)).columns == batch(rows).columns
+    assert echo.double(batch(rows)).fetch("double").tolist() == (batch(rows)["input_ids"] * 2).tolist()
+
+
+def test_a_result_goes_on_to_the_next_group_and_joins_its_rows(echo):
+    samples = echo.echo(batch())
+
+    samples |= echo.double(samples)
+    samples = samples.balance(2)
+    samples |= echo.double(samples.select("input_ids")).rename(double="again").drop("seen_by")
+
+    double, again = samples.fetch("double", "again")
+    assert double.tolist() == again.tolist()
+    assert sorted(samples.fetch("prompt_id").tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_the_callers_batch_is_not_changed(echo):
+    mine = batch()
+
+    echo.echo(mine)
+
+    assert (len(mine), mine.columns) == (5, batch().columns)
+
+
+def test_keyword_arguments_are_split_too(echo):
+    assert len(echo.echo(batch=batch())) == 5
+
+
+def test_every_rank_hears_all(echo):
+    assert echo.who("rank") == ["rank 0 of 2", "rank 1 of 2"]
+    assert echo.who(greeting="no") == ["no 0 of 2", "no 1 of 2"]
+
+
+def test_rank_zero_scatter_direct_and_metrics(echo):
+    assert echo.first() == 0
+    assert echo.one_each([10, 11]) == [(0, 10), (1, 11)]
+    assert echo.alone(7, rank=1) == (1, 7)
+    assert echo.count(batch())["rows"].total == 5.0
+
+
+def test_a_list_is_never_scattered_by_accident(echo):
+    assert echo.who([1, 2]) == ["[1, 2] 0 of 2", "[1, 2] 1 of 2"]
+    with pytest.raises(ValueError, match="list of 2"):
+        echo.one_each([1, 2, 3])
+    with pytest.raises(ValueError, match="say which rank"):
+        echo.alone(7)
+
+
+def test_custom_mode_is_two_functions(echo):
+    assert echo.dealt(batch()) == [[0, 0, 0], [1, 1]]
+
+
+def test_one_rank_of_each_share_is_collected(runtime):
+    twins = spawn(Twins, runtime, role="twins", pool="main")
+
+    assert twins.dp_size == 1
+    assert twins.double(batch()).fetch("seen_by").tolist() == [0, 0, 0, 0, 0]
+
+
+def test_a_typo_is_an_error_before_anything_is_sent(echo):
+    with pytest.raises(AttributeError, match=r"Did you mean 'echo'"):
+        echo.ecko(batch())
+    with pytest.raises(AttributeError, match="not marked with @dispatch"):
+        echo.not_marked()
+    with pytest.raises(TypeError, match="argument"):
+        echo.echo(batch(), 3)
+
+
+def test_a_failure_comes_back_as_itself_with_its_place(echo):
+    with pytest.raises(ValueError, match="boom") as raised:
+        echo.fail()
+
+    assert "echo.fail, rank" in raised.value.__notes__[0]
+    assert "raise ValueError" in raised.value.__notes__[0]
+
+
+def test_batches_of_other_lengths_are_not_split_together(echo):
+    with pytest.raises(TypeError):
+        echo.echo(batch(), batch(2))
+
+
+def test_futures_come_back_later(echo):
+    futures = [echo.double.submit(batch(n)) for n in (2, 3)]
+
+    assert [len(future.result()) for future in futures] == [2, 3]
+    assert len(futures[0].result()) == 2
+
+
+def test_controller_bytes_do_not_grow_with_tokens(echo, runtime):
+    def moved(tokens):
+        wide = Batch.of(lengths=[tokens] * 4, tokens={"input_ids": torch.zeros(4 * tokens, dtype=torch.int64)})
+        ref = echo.echo(wide)
+        runtime.traffic.take()
+        echo.double(ref)
+        return runtime.traffic.take().num_bytes
+
+    assert moved(16) == moved(4096)
+
+
+def test_bits_of_every_dtype_survive(echo):
+    wide = Batch.of(
+        lengths=[3, 2],
+        tokens={name: torch.arange(5).to(dtype) for name, dtype in DTYPES.items()},
+        rows={"flag": [True, False], "n": torch.tensor([1, 2], dtype=torch.int32)},
+    )
+
+    assert echo.echo(wide).local().merge(wide).columns == wide.columns
+
+
+DTYPES = {"a": torch.bfloat16, "b": torch.float16, "c": torch.float32, "d": torch.int64, "e": torch.bool, "f": torch.uint8}
+
+
+def test_unknown_runtime_says_what_to_type():
+    with pytest.raises(ConfigError, match="Did you mean 'local'"):
+        make_runtime(RuntimeConfig(name="locl"))
+
+
+def test_pools_that_never_fit_are_refused_with_the_arithmetic():
+    with pytest.raises(CapacityError, match=r"2 devices × 1 cores = 2 CPU on each of 1 nodes; the cluster has 1 CPU"):
+        check_capacity({"main": PoolConfig(devices_per_node=2)}, [{"CPU": 1}])
+    with pytest.raises(CapacityError, match="other pools ask too: a"):
+        check_capacity({"a": PoolConfig(), "b": PoolConfig()}, [{"CPU": 1}])
+    with pytest.raises(CapacityError, match="8 GPU on each of 1 nodes; the cluster has .* 4 GPU on node 0"):
+        gpus = PoolConfig(devices_per_node=8, device="cuda")
+        check_capacity({"main": gpus}, [{"CPU": 64, "GPU": 4}, {"CPU": 64, "GPU": 4}])
+    check_capacity({"a": PoolConfig(), "b": PoolConfig()}, [{"CPU": 2}])

@@ -1,0 +1,181 @@
+"""`PromptLoader`: the order of prompts and the ledger, killed at any point."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.data.loader import Issued, PromptLoader, mix
+from rlcore.errors import ConfigError
+
+QUICK = settings(deadline=None, derandomize=True, max_examples=100)
+sizes = st.integers(1, 12)
+seeds = st.integers(-(2**63), 2**64)
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+def test_seeds_are_the_documented_mix():
+    # splitmix64 of the state 0 is 0xE220A8397B1DCDAF, the first value of the published generator seeded with 0.
+    assert mix(0) == 0xE220A8397B1DCDAF >> 1
+    assert mix(1, 2) != mix(2, 1)
+    assert 0 <= mix(-5, 2**80) < 2**63
+
+
+def test_order_and_seeds_are_fixed_for_ever():
+    loader = PromptLoader(num_prompts=5, prompts_per_step=3, seed=0)
+
+    steps = [[issued.prompt_id for issued in loader.next_step()] for _ in range(4)]
+
+    assert steps == [[0, 2, 1], [4, 3, 3], [2, 4, 1], [0, 2, 1]]
+    assert PromptLoader(5, 3, 0).issue(1) == [
+        Issued(prompt_id=0, epoch=0, position=0, request_seed=6017775124710473527)
+    ]
+
+
+def test_without_shuffle_the_order_is_that_of_the_data():
+    loader = PromptLoader(num_prompts=3, prompts_per_step=4, seed=7, shuffle=False)
+
+    assert [(one.epoch, one.prompt_id) for one in loader.next_step()] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
+@QUICK
+@given(num_prompts=sizes, prompts_per_step=sizes, seed=seeds, epochs=st.integers(1, 4))
+def test_each_epoch_takes_every_prompt_once(num_prompts, prompts_per_step, seed, epochs):
+    loader = PromptLoader(num_prompts, prompts_per_step, seed)
+    taken = []
+    while len(taken) < epochs * num_prompts:
+        step = loader.next_step()
+        assert len(step) == prompts_per_step
+        taken += step
+
+    assert [one.position for one in taken] == list(range(len(taken)))
+    for epoch in range(epochs):
+        assert sorted(one.prompt_id for one in taken if one.epoch == epoch)[:num_prompts] == list(range(num_prompts))
+    assert len({one.request_seed for one in taken}) == len(taken)
+
+
+def test_seed_and_epoch_change_the_order():
+    orders = {
+        tuple(one.prompt_id for one in PromptLoader(50, 50, seed).issue(100)[start : start + 50])
+        for seed in (0, 1, 2)
+        for start in (0, 50)
+    }
+
+    assert len(orders) == 6
+
+
+@QUICK
+@given(
+    num_prompts=sizes,
+    seed=st.integers(0, 3),
+    actions=st.lists(st.tuples(st.sampled_from(["issue", "finish", "consume", "kill"]), sizes), max_size=40),
+)
+def test_kill_at_any_point_consumes_each_position_once_in_order(num_prompts, seed, actions):
+    """A model of a run: what is issued after a kill is what was outstanding, in order, then what follows."""
+    loader = PromptLoader(num_prompts, 4, seed)
+    reference = {one.position: one for one in PromptLoader(num_prompts, 4, seed).issue(12 * 40)}
+    in_flight, finished, consumed, waiting, next_position = [], [], [], [], 0
+    for action, count in actions:
+        if action == "issue":
+            fresh = max(count - len(waiting), 0)
+            expected = waiting[:count] + list(range(next_position, next_position + fresh))
+            assert loader.issue(count) == [reference[position] for position in expected]
+            waiting, next_position = waiting[count:], next_position + fresh
+            in_flight += expected
+        elif action == "finish":
+            # From the end: responses finish in any order.
+            in_flight, done = in_flight[:-count], in_flight[-count:]
+            loader.finish(done)
+            finished += done
+        elif action == "consume":
+            done, finished = finished[:count], finished[count:]
+            loader.consume(done)
+            consumed += done
+        else:
+            state = through_json(loader.state_dict())
+            loader = PromptLoader(num_prompts, 4, seed)
+            loader.load_state_dict(state)
+            waiting, in_flight, finished = sorted(waiting + in_flight + finished), [], []
+            assert loader.state_dict() == state
+        assert loader.outstanding == sorted(waiting + in_flight + finished)
+        assert (loader.num_issued, loader.num_finished, loader.num_consumed) == (
+            len(in_flight) + len(finished) + len(consumed),
+            len(finished) + len(consumed),
+            len(consumed),
+        )
+    assert len(set(consumed)) == len(consumed)
+    assert sorted(consumed + loader.outstanding) == list(range(next_position))
+
+
+def test_state_over_its_own_loader_gives_up_what_is_outstanding():
+    loader = PromptLoader(10, 4, seed=3)
+    first = loader.next_step()
+    loader.finish([0, 1])
+    loader.consume([1])
+
+    loader.load_state_dict(loader.state_dict())
+
+    assert [one.position for one in loader.next_step()] == [0, 2, 3, 4]
+    assert PromptLoader(10, 4, seed=3).next_step() == first
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda loader: loader.finish([0, 9]), r"positions \[9\] are not in flight"),
+        (lambda loader: loader.finish([1]), r"positions \[1\] are not in flight"),
+        (lambda loader: loader.finish([0, 0]), r"named twice"),
+        (lambda loader: loader.consume([1, 0]), r"positions \[0\] are not finished and waiting"),
+    ],
+    ids=["never issued", "finished twice", "named twice", "not finished"],
+)
+def test_wrong_entry_in_the_ledger_is_loud_and_changes_nothing(call, problem):
+    loader = PromptLoader(4, 2, seed=0)
+    loader.next_step()
+    loader.finish([1])
+    before = (loader.num_issued, loader.num_finished, loader.num_consumed)
+
+    with pytest.raises(ValueError, match=problem):
+        call(loader)
+
+    assert (loader.num_issued, loader.num_finished, loader.num_consumed) == before == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "first_line"),
+    [
+        ({"num_prompts": 9}, "the checkpoint was made with 8 prompts; the data set has 9 now"),
+        ({"seed": 6}, "the checkpoint was made with run.seed=5, not 6"),
+        ({"shuffle": False}, "the checkpoint was made with data.shuffle=True, not False"),
+        ({"fingerprint": "bb"}, "the prompts differ from those of the checkpoint (fingerprint bb, then aa)"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_state_of_another_run_is_refused(changed, first_line):
+    made_with = {"num_prompts": 8, "prompts_per_step": 2, "seed": 5, "fingerprint": "aa"}
+    state = PromptLoader(**made_with).state_dict()
+
+    with pytest.raises(ConfigError) as caught:
+        PromptLoader(**{**made_with, **changed}).load_state_dict(state)
+
+    assert str(caught.value).splitlines()[0] == first_line
+
+
+def test_prompts_per_step_may_change_on_resume():
+    loader = PromptLoader(8, 3, seed=5)
+    loader.next_step()
+    other = PromptLoader(8, 2, seed=5)
+
+    other.load_state_dict(through_json(loader.state_dict()))
+
+    assert [one.position for step in (1, 2) for one in other.next_step()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("num_prompts", "prompts_per_step"), [(0, 1), (1, 0)])
+def test_sizes_below_one_are_refused(num_prompts, prompts_per_step):
+    with pytest.raises(ConfigError):
+        PromptLoader(num_prompts, prompts_per_step, seed=0)

@@ -1,0 +1,278 @@
+"""The built-in rewards, and how outcomes become numbers."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+
+import pytest
+
+from rlcore.errors import ConfigError, SampleError, UserError
+from rlcore.rewards.length import Length
+from rlcore.rewards.match import GSM8K, ExactMatch, Mentions, NumberMatch, Regex, last_number
+from rlcore.rewards.math import Math
+from rlcore.rewards.pipeline import Outcome, Part, combine, settle
+from rlcore.rewards.sorted_digits import sorted_digits
+from rlcore.types import Mean
+
+
+def make(cls, **options):
+    return cls(cls.Config(**options))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("6 x 7 = 42.", 42, id="end_of_sentence"),
+        pytest.param("$1,234.50", 1234.5, id="dollars_and_commas"),
+        pytest.param("-$5", -5, id="sign_before_dollar"),
+        pytest.param("$-5", -5, id="sign_after_dollar"),
+        pytest.param("about 50%", 50, id="percent"),
+        pytest.param("10-3", 3, id="minus_between_digits_is_an_operator"),
+        pytest.param("x = -3", -3, id="minus_is_a_sign"),
+        pytest.param("\u22127", -7, id="unicode_minus"),
+        pytest.param("--5", -5, id="two_signs"),
+        pytest.param("1, 2, 3", 3, id="list"),
+        pytest.param(".5", 0.5, id="no_leading_zero"),
+        pytest.param("2e3", 2000, id="exponent"),
+        pytest.param("1" * 40, int("1" * 40), id="forty_digits"),
+        pytest.param("none", None, id="no_number"),
+        pytest.param("", None, id="empty"),
+    ],
+)
+def test_last_number(text, expected):
+    assert last_number(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "completion", "columns", "expected"),
+    [
+        pytest.param({}, " Paris\n", {"answer": "Paris"}, 1.0, id="stripped"),
+        pytest.param({}, "paris", {"answer": "Paris"}, 0.0, id="case_matters"),
+        pytest.param({"ignore_case": True}, "paris", {"answer": "Paris"}, 1.0, id="ignore_case"),
+        pytest.param({"strip": False}, "Paris ", {"answer": "Paris"}, 0.0, id="not_stripped"),
+        pytest.param({"column": "city"}, "Paris", {"city": "Paris", "answer": "x"}, 1.0, id="other_column"),
+        pytest.param({}, "4", {"answer": 4}, 1.0, id="column_of_numbers"),
+    ],
+)
+def test_exact_match(options, completion, columns, expected):
+    assert make(ExactMatch, **options)(completion, **columns) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "completion", "answer", "expected"),
+    [
+        pytest.param({}, "it is 1,000 then", 1000, 1.0, id="int_column"),
+        pytest.param({}, "3.14", 3.14159, 0.0, id="exact_by_default"),
+        pytest.param({"tolerance": 0.01}, "3.14", 3.14159, 1.0, id="within_tolerance"),
+        pytest.param({}, "I don't know", "7", 0.0, id="no_number"),
+        pytest.param({}, "5 or 6", "5", 0.0, id="last_one_counts"),
+    ],
+)
+def test_number(options, completion, answer, expected):
+    assert make(NumberMatch, **options)(completion, answer=answer) == expected
+
+
+def test_answer_column_without_number_is_an_error_not_zero():
+    with pytest.raises(SampleError, match="column 'answer' holds 'abc', which has no number"):
+        make(NumberMatch)("5", answer="abc")
+
+
+@pytest.mark.parametrize(
+    ("method", "completion", "answer", "expected"),
+    [
+        pytest.param("strict", "so\n#### 42", "6*7=42\n#### 42", 1.0, id="hashes"),
+        pytest.param("strict", r"\boxed{42}", "42", 1.0, id="boxed"),
+        pytest.param("strict", "The answer is: $1,042.", "#### 1042", 1.0, id="answer_is"),
+        pytest.param("strict", "it makes 42", "#### 42", 0.0, id="strict_wants_a_stated_answer"),
+        pytest.param("flexible", "it makes 42", "#### 42", 1.0, id="flexible_takes_the_last_number"),
+        pytest.param("flexible", "#### 42 apples on 3 trees", "#### 42", 1.0, id="stated_before_last"),
+        pytest.param("flexible", "#### -42", "#### 42", 0.0, id="sign_matters"),
+        pytest.param("flexible", "", "#### 42", 0.0, id="empty"),
+    ],
+)
+def test_gsm8k(method, completion, answer, expected):
+    assert make(GSM8K, method=method)(completion, answer=answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "completion", "expected"),
+    [
+        pytest.param({"pattern": "<a>.*</a>"}, "x <a>1</a> y", 1.0, id="part"),
+        pytest.param({"pattern": "<a>.*</a>", "full": True}, "x <a>1</a> y", 0.0, id="full"),
+        pytest.param({"pattern": "b"}, "aaa", 0.0, id="no_match"),
+    ],
+)
+def test_regex(options, completion, expected):
+    assert make(Regex, **options)(completion) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "completion", "num_tokens", "expected"),
+    [
+        pytest.param({"target": 10}, "", 10, 1.0, id="target_hit"),
+        pytest.param({"target": 10}, "", 5, 0.5, id="half_as_long"),
+        pytest.param({"target": 10}, "", 30, 0.0, id="three_times_as_long"),
+        pytest.param({"max": 10}, "", 3, 1.0, id="below_max"),
+        pytest.param({"max": 10}, "", 15, 0.5, id="above_max"),
+        pytest.param({"max": 2, "unit": "words"}, "one two three", 99, 0.5, id="words"),
+    ],
+)
+def test_length(options, completion, num_tokens, expected):
+    assert make(Length, **options)(completion, num_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish_reason", "expected"),
+    [
+        pytest.param("A Whale!", "stop", 1.0, id="any_case"),
+        pytest.param("a whale and", "length", 0.5, id="cut_off"),
+        pytest.param("whales", "stop", 0.0, id="whole_word_only"),
+        pytest.param("a ship", "stop", 0.0, id="absent"),
+    ],
+)
+def test_mentions(completion, finish_reason, expected):
+    assert make(Mentions, word="whale")(completion, finish_reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish_reason", "expected"),
+    [
+        pytest.param("1249", "stop", 1.0, id="sorted"),
+        pytest.param("1249", "length", 0.0, id="not_ended"),
+        pytest.param("1294", "stop", 0.5 * 2 / 3, id="two_of_three_pairs"),
+        pytest.param("9421", "stop", 0.0, id="backwards"),
+        pytest.param("124", "stop", 0.0, id="digit_lost"),
+        pytest.param("12499", "stop", 0.0, id="digit_invented"),
+        pytest.param("", "stop", 0.0, id="empty"),
+    ],
+)
+def test_sorted_digits(completion, finish_reason, expected):
+    assert sorted_digits(completion, "4291", finish_reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        pytest.param(r"so \boxed{0.5}", r"\frac{1}{2}", 1.0, id="fraction"),
+        pytest.param("$x^2+2x+1$", "$(x+1)^2$", 1.0, id="polynomial"),
+        pytest.param(r"\boxed{3}", "4", 0.0, id="wrong"),
+        pytest.param("no idea", "4", 0.0, id="unreadable_answer_is_wrong"),
+    ],
+)
+def test_math(completion, answer, expected):
+    assert make(Math)(completion, answer=answer) == expected
+
+
+def test_math_works_outside_the_main_thread():
+    scores = []
+    thread = threading.Thread(target=lambda: scores.append(make(Math)("$4$", answer="4")))
+
+    thread.start()
+    thread.join(timeout=30)
+
+    assert scores == [1.0]
+
+
+def test_math_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+
+    with pytest.raises(UserError, match=r"needs the package math-verify\npip install 'rlcore\[math\]'"):
+        make(Math)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "message"),
+    [
+        pytest.param(Regex, {"pattern": "("}, "pattern='\\(' of reward 'regex' is not a regular", id="bad_pattern"),
+        pytest.param(Length, {}, "set exactly one of them", id="no_length"),
+        pytest.param(Length, {"target": 1, "max": 1}, "set exactly one of them", id="two_lengths"),
+        pytest.param(Length, {"max": 1, "unit": "bytes"}, "unit='bytes'", id="unknown_unit"),
+        pytest.param(GSM8K, {"method": "loose"}, "method='loose'", id="unknown_method"),
+        pytest.param(Mentions, {"word": " "}, "word=' '", id="empty_word"),
+    ],
+)
+def test_bad_option_is_refused_at_construction(cls, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(cls, **options)
+
+
+SCORE, SKIP = Part("score", 0.5), Part("skip")
+TIMEOUT, ERROR = Part("timeout", message="late"), Part("error", message="boom")
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "value", "failed"),
+    [
+        pytest.param([SCORE, SCORE], "score", 1.5, None, id="weighted_sum"),
+        pytest.param([SKIP, SCORE], "score", 1.0, None, id="partial_skip"),
+        pytest.param([SKIP, SKIP], "skip", None, None, id="all_skip"),
+        pytest.param([SCORE, TIMEOUT], "timeout", None, "b", id="timeout_is_no_number"),
+        pytest.param([ERROR, TIMEOUT], "error", None, "a", id="first_failure_decides"),
+    ],
+)
+def test_parts_combine_into_one_outcome(parts, status, value, failed):
+    outcome = combine({"a": 1.0, "b": 2.0}, parts, {"sample_id": 3, "prompt_id": 1})
+
+    assert (outcome.status, outcome.value, outcome.reward) == (status, value, failed)
+    assert outcome.parts == {"a": parts[0].value, "b": parts[1].value}
+    assert (outcome.sample_id, outcome.prompt_id) == (3, 1)
+
+
+MIXED = [
+    Outcome(status="score", value=0.0, parts={"a": 0.0}),
+    Outcome(status="skip", parts={"a": None}),
+    Outcome(status="timeout", parts={"a": None}, reward="a", message="late", sample_id=2, prompt_id=0),
+    Outcome(status="error", parts={"a": None}, reward="a", message="boom", sample_id=3, prompt_id=0),
+    Outcome(status="score", value=1.0, parts={"a": 1.0}, metrics={"a/format": 0.25}),
+]
+
+
+@pytest.mark.parametrize(
+    ("on_error", "keep"),
+    [
+        pytest.param("drop", [True, False, False, False, True], id="drop"),
+        pytest.param("zero", [True, False, True, True, True], id="zero"),
+    ],
+)
+def test_settle_keeps_what_on_error_says_and_counts_the_rest(on_error, keep):
+    settled = settle(MIXED, on_error)
+
+    assert settled.keep == keep
+    assert [value for value, kept in zip(settled.rewards, keep, strict=True) if kept][-1] == 1.0
+    assert all(math.isnan(value) for value, kept in zip(settled.rewards, keep, strict=True) if not kept)
+    assert settled.counts == {"score": 2, "skip": 1, "timeout": 1, "error": 1}
+    assert settled.metrics == {"reward/a": Mean(1.0, 2.0), "reward/a/format": Mean(0.25, 1.0)}
+    assert settled.messages == [
+        "reward 'a' on sample 2 of prompt 0: late",
+        "reward 'a' on sample 3 of prompt 0: boom",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "message"),
+    [
+        pytest.param(
+            MIXED,
+            "reward 'a' on sample 2 of prompt 0: late (2 of 5 samples have no verdict)\n"
+            "Give it longer with reward.timeout_s=..., or go on without such samples: reward.on_error=drop",
+            id="timeout",
+        ),
+        pytest.param(
+            MIXED[3:],
+            "reward 'a' on sample 3 of prompt 0: boom\n"
+            "Mend the reward, or go on without such samples: reward.on_error=drop",
+            id="error",
+        ),
+    ],
+)
+def test_settle_raises_with_reward_sample_and_what_to_type(outcomes, message):
+    with pytest.raises(SampleError) as caught:
+        settle(outcomes, "raise")
+
+    assert str(caught.value) == message
+
+
+def test_skips_do_not_raise():
+    assert settle(MIXED[:2], "raise").keep == [True, False]
