@@ -16,7 +16,10 @@ NAMES = ["local", "ray"]
 def batch(rows=5):
     return Batch.of(
         lengths=[1 + i % 2 for i in range(rows)],
-        tokens={"input_ids": range(sum(1 + i % 2 for i in range(rows))), "x": torch.arange(sum(1 + i % 2 for i in range(rows))) / 2},
+        tokens={
+            "input_ids": range(sum(1 + i % 2 for i in range(rows))),
+            "x": torch.arange(sum(1 + i % 2 for i in range(rows))) / 2,
+        },
         rows={"prompt_id": list(range(rows)), "text": [f"t{i}" for i in range(rows)]},
     )
 
@@ -147,7 +150,14 @@ def test_bits_of_every_dtype_survive(echo):
     assert echo.echo(wide).local().merge(wide).columns == wide.columns
 
 
-DTYPES = {"a": torch.bfloat16, "b": torch.float16, "c": torch.float32, "d": torch.int64, "e": torch.bool, "f": torch.uint8}
+DTYPES = {
+    "a": torch.bfloat16,
+    "b": torch.float16,
+    "c": torch.float32,
+    "d": torch.int64,
+    "e": torch.bool,
+    "f": torch.uint8,
+}
 
 
 def test_unknown_runtime_says_what_to_type():

@@ -11,9 +11,10 @@ from torch import Tensor
 
 def group_mean(values: Tensor, group_id: Tensor) -> Tensor:
     """[B] mean of each row's group; groups need not be adjacent."""
-    _, group = group_id.unique(return_inverse=True)
+    _, group = torch.unique(group_id, return_inverse=True)
     sums = torch.zeros(int(group.max()) + 1 if len(group) else 0, dtype=values.dtype).index_add_(0, group, values)
-    return (sums / group.bincount(minlength=len(sums)))[group]
+    means: Tensor = sums / group.bincount(minlength=len(sums))
+    return means[group]
 
 
 def group_variance(values: Tensor, group_id: Tensor) -> Tensor:
@@ -74,5 +75,6 @@ def gae(
 
 
 def _group_size(group_id: Tensor) -> Tensor:
-    _, group, counts = group_id.unique(return_inverse=True, return_counts=True)
-    return counts[group].double()
+    _, group, counts = torch.unique(group_id, return_inverse=True, return_counts=True)
+    sizes: Tensor = counts[group].double()
+    return sizes

@@ -54,7 +54,7 @@ class PolicyGradient:
 
     @property
     def needs_reference(self) -> bool:
-        return self.config.kl.coefficient > 0 or self.config.kl.monitor
+        return bool(self.config.kl.coefficient > 0 or self.config.kl.monitor)
 
     @property
     def on_policy(self) -> bool:

@@ -44,7 +44,7 @@ class GRPO(PolicyGradient):
 
     def collect(self, roles: Any, prompts: Batch) -> Batch:
         """Generate, score, recompute log-probs, compare inside groups."""
-        samples = roles.generate(prompts)
+        samples: Batch = roles.generate(prompts)
         samples = roles.score(samples)
         samples = samples.balance(roles.actor.dp_size)
         if "old_log_probs" in self.writes():
@@ -54,9 +54,7 @@ class GRPO(PolicyGradient):
         reward, group_id = samples.fetch("reward", "group_id")
         if "kl" in self.writes():
             reward = reward - self.kl.coefficient * self._kl(roles, samples)
-        samples = samples.with_rows(
-            advantage=group_normalised(reward, group_id, by_std=self.config.normalise_by_std)
-        )
+        samples = samples.with_rows(advantage=group_normalised(reward, group_id, by_std=self.config.normalise_by_std))
         varied = group_variance(reward, group_id) > 0
         self.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
         if self.config.skip_zero_variance_groups:

@@ -56,14 +56,20 @@ class PPO(PolicyGradient):
 
     def collect(self, roles: Any, prompts: Batch) -> Batch:
         """Generate, score, log-probs of actor and reference, values, and advantages next to the data."""
-        samples = roles.generate(prompts)
+        samples: Batch = roles.generate(prompts)
         samples = roles.score(samples)
         samples = samples.balance(roles.actor.dp_size)
         samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
         if self.needs_reference:
             samples |= roles.reference.log_probs(samples)
         samples |= roles.critic.values(samples)
-        columns = ["loss_mask", "old_log_probs", "values", "reward", *(["ref_log_probs"] if self.needs_reference else [])]
+        columns = [
+            "loss_mask",
+            "old_log_probs",
+            "values",
+            "reward",
+            *(["ref_log_probs"] if self.needs_reference else []),
+        ]
         in_reward = self.config.kl.where == "reward" and self.needs_reference
         estimated = roles.critic.apply(
             estimate_advantages,
@@ -105,9 +111,7 @@ class PPO(PolicyGradient):
         return {"advantage_mean": mean * ones, "advantage_std": (variance**0.5 + 1e-8) * ones}
 
 
-def estimate_advantages(
-    batch: Batch, *, gamma: float, lam: float, kl_coefficient: float, kl_estimator: str
-) -> Batch:
+def estimate_advantages(batch: Batch, *, gamma: float, lam: float, kl_coefficient: float, kl_estimator: str) -> Batch:
     """Token rewards and GAE for a share of the samples. Runs next to the data.
 
     Columns `rewards`, `advantages`, `returns` [T], and per row `kl`, `advantage_sum`, `advantage_squares`.

@@ -131,7 +131,9 @@ class LocalBackend:
         fresh = dict(_read_model(directory).named_parameters())
         own = dict(self._model.named_parameters())
         different = sorted(
-            name for name in {*fresh, *own} if name not in fresh or name not in own or fresh[name].shape != own[name].shape
+            name
+            for name in {*fresh, *own}
+            if name not in fresh or name not in own or fresh[name].shape != own[name].shape
         )
         if different:
             raise ModelError(
@@ -167,7 +169,9 @@ class LocalBackend:
         starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
         where = where[~torch.isin(where, starts)]  # a first token has nothing before it
         if not len(where):
-            return TokenOutputs(**{name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()})
+            return TokenOutputs(
+                **{name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
+            )
         ids = batch["input_ids"]
         packing = Packing(batch.lengths.tolist(), self._device)
         with self._autocast():
@@ -208,14 +212,16 @@ class LocalBackend:
                 parameter.grad = torch.zeros_like(parameter)
         flat = torch.cat([parameter.grad.reshape(-1) for parameter in self._names if parameter.grad is not None])
         dist.all_reduce(flat)
-        for parameter, part in zip(self._names, flat.split([parameter.numel() for parameter in self._names])):
+        for parameter, part in zip(self._names, torch.split(flat, [parameter.numel() for parameter in self._names])):
             parameter.grad = part.view_as(parameter)
 
     def _check_same_everywhere(self) -> None:
         """All ranks must have read the same files."""
         if self.mesh.world_size == 1:
             return
-        total = sum((parameter.detach().double().sum() for parameter in self._model.parameters()), torch.zeros(()).double())
+        total = sum(
+            (parameter.detach().double().sum() for parameter in self._model.parameters()), torch.zeros(()).double()
+        )
         sums = [torch.zeros_like(total) for _ in range(self.mesh.world_size)]
         dist.all_gather(sums, total)
         if any(not torch.equal(other, total) for other in sums):

@@ -32,9 +32,9 @@ def make_adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
     """The optimiser's state, each tensor under "parameter/key"."""
     return {
-        f"{names[parameter]}/{key}": value
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
+        f"{name}/{key}": value
+        for parameter, name in names.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
     }
 
 

@@ -51,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
     options = parser.parse_args(list(argv))
     if options.kind and options.kind not in KINDS:
-        raise ConfigError(f"no kind '{options.kind}'.{did_you_mean(options.kind, list(KINDS))}\nKinds: {', '.join(KINDS)}.")
+        raise ConfigError(
+            f"no kind '{options.kind}'.{did_you_mean(options.kind, list(KINDS))}\nKinds: {', '.join(KINDS)}."
+        )
     rows = [row for row in list_plugins(catalog(), absent=options.all) if options.kind in (None, row.kind)]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
@@ -114,7 +116,13 @@ def _status(plugins: Catalog, entry: Entry, providers: int) -> tuple[str, str]:
 def _table(rows: Sequence[Row]) -> str:
     cells = [("KIND", "NAME", "PACKAGE", "VERSION", "STATUS")]
     cells += [
-        (row.kind, row.name, row.package, row.version or "-", f"{row.status}: {row.detail}" if row.detail else row.status)
+        (
+            row.kind,
+            row.name,
+            row.package,
+            row.version or "-",
+            f"{row.status}: {row.detail}" if row.detail else row.status,
+        )
         for row in rows
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(4)]

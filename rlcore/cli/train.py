@@ -32,7 +32,9 @@ def main(argv: Sequence[str]) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings; the last word is yours, not a preset's")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings; the last word is yours, not a preset's"
+    )
     parser.add_argument("--dry-run", action="store_true", help="resolve and check everything, print the plan, stop")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
     options = parser.parse_args(list(argv))

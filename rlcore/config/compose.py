@@ -66,7 +66,8 @@ def compose(overrides: Sequence[str], *, complete: bool = True) -> Composed:
         ConfigError: whatever is wrong, with the text as typed.
     """
     typed = _read(overrides)
-    stack = _Stack({"pools": {"main": {}}})  # the default of the schema, so that pools.other.nodes=1 adds to it
+    defaults = to_plain(_defaults())
+    stack = _Stack({section: defaults[section] for section in ("pools", *PLUGIN_SECTIONS)})
     if not complete:
         stack.put({"model": {"path": REQUIRED}, "data": {"train": REQUIRED}}, "")
     for item in sorted(typed, key=lambda item: item.key != "preset"):
@@ -122,10 +123,12 @@ class _Stack:
         """Lay values over what is there; `whole` sections and those of another plugin take the place of the old."""
         for section, given in layer.items():
             value, old = _section(section, given), self.plain.get(section)
-            if replaced := _replaced(section, old, value):
+            replaced = _replaced(section, old, value)
+            before = self.providers.setdefault(section, [])
+            if replaced and before:
                 self.providers[section] = [f"{provider} in place of {replaced}"]
-            elif provider and provider not in self.providers.setdefault(section, []):
-                self.providers[section].append(provider)
+            elif provider and provider not in before:
+                before.append(provider)
             alone = replaced or (whole and section in _WHOLE)
             self.plain[section] = value if alone else _merged(old, value)
 
@@ -180,16 +183,15 @@ def _check_key(key: str) -> None:
     top = key.partition(".")[0]
     known = ["preset", *(field.name for field in fields(Config))]
     if top not in known:
-        longer = [name for name in _settings() if name.endswith(f".{key}")]
+        longer = [name for name in flatten(_defaults()) if name.endswith(f".{key}")]
         hint = f" Did you mean '{longer[0]}'?" if longer else did_you_mean(top, known)
         raise ConfigError(f"{key}: no such setting.{hint}\nSettings: {', '.join(known)}.")
     if key != "preset":
         type_of(Config, key)
 
 
-def _settings() -> list[str]:
-    """Dotted names of all settings of the core."""
-    return list(flatten(build(Config, {"model": {"path": REQUIRED}, "data": {"train": REQUIRED}})))
+def _defaults() -> Config:
+    return build(Config, {"model": {"path": REQUIRED}, "data": {"train": REQUIRED}})
 
 
 def _value(item: _Typed) -> Any:

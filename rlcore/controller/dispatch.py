@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from rlcore.controller.future import Future
 from rlcore.controller.ref import BatchRef
@@ -38,7 +38,7 @@ class DispatchedMethod(Generic[P, R]):
     """A worker method with its dispatch mode and the columns that it reads."""
 
     def __init__(self, function: Callable[..., R], mode: str, reads: tuple[str, ...] | None) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(cast(Any, self), function)
         self.function = function
         self.mode = mode
         self.reads = reads

@@ -59,7 +59,7 @@ class _RayHost:
     def act(self, action: str, *args: Any) -> Any:
         return getattr(self._host, action)(*args)
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def stack(self) -> str:
         return self._host.stack()
 

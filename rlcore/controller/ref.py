@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,11 +27,8 @@ from rlcore.data.batch import (
 )
 from rlcore.errors import ColumnError
 
-_Base: Any
-if TYPE_CHECKING:
-    _Base = Batch
-else:
-    _Base = object
+_Base: Any = object
+"""Any to a type checker: a reference may stand wherever a Batch may."""
 
 
 class Store(Protocol):
@@ -109,7 +106,7 @@ class FarColumn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchRef(_Base):
+class BatchRef(_Base):  # type: ignore[misc]
     """B samples, known here by their lengths and numbers; everything else lies elsewhere."""
 
     row_lengths: np.ndarray
@@ -144,7 +141,7 @@ class BatchRef(_Base):
         return BatchRef, (self.row_lengths, dict(self.near), dict(self.far))
 
     @property
-    def lengths(self) -> Tensor:  # type: ignore[override]
+    def lengths(self) -> Tensor:
         return torch.from_numpy(np.array(self.row_lengths))
 
     @property
@@ -153,9 +150,11 @@ class BatchRef(_Base):
 
     @property
     def columns(self) -> list[str]:
-        return [*(n for n, c in self.far.items() if c.level == "token"), *self.near, *(
-            n for n, c in self.far.items() if c.level == "object"
-        )]
+        return [
+            *(n for n, c in self.far.items() if c.level == "token"),
+            *self.near,
+            *(n for n, c in self.far.items() if c.level == "object"),
+        ]
 
     @property
     def num_bytes(self) -> int:
@@ -248,7 +247,7 @@ class BatchRef(_Base):
             return self
         return self.take(np.arange(start, stop))
 
-    def split(self, sizes: Sequence[int]) -> list[BatchRef]:  # type: ignore[override]
+    def split(self, sizes: Sequence[int]) -> list[BatchRef]:
         return [self.slice(start, stop) for start, stop in split_bounds(sizes, len(self))]
 
     def repeat(self, n: int) -> BatchRef:
@@ -259,7 +258,11 @@ class BatchRef(_Base):
 
     @staticmethod
     def cat(batches: Iterable[Batch]) -> BatchRef:
-        refs: list[Any] = list(batches)
+        refs: list[BatchRef] = []
+        for batch in batches:
+            if not isinstance(batch, BatchRef):
+                raise TypeError(f"BatchRef.cat takes references, got {type(batch).__name__}")
+            refs.append(batch)
         if not refs:
             raise ValueError("cat needs at least one batch")
         for other in refs[1:]:

@@ -123,7 +123,7 @@ class Batch:
         raise ColumnError(missing_column(name, self.columns))
 
     def level(self, name: str) -> str:
-        """"token", "row" or "object"."""
+        """ "token", "row" or "object"."""
         self[name]
         if name in self.tokens.keys():  # noqa: SIM118
             return "token"
@@ -346,7 +346,9 @@ def row_index(index: Sequence[int] | np.ndarray | Tensor, num_rows: int) -> Tens
     if rows.numel() == 0:
         return torch.zeros(0, dtype=torch.int64)
     if rows.is_floating_point() or rows.dim() != 1:
-        raise IndexError(f"rows are chosen by a list of integers or a mask, got {rows.dtype} of shape {tuple(rows.shape)}")
+        raise IndexError(
+            f"rows are chosen by a list of integers or a mask, got {rows.dtype} of shape {tuple(rows.shape)}"
+        )
     rows = rows.to(torch.int64).cpu()
     if int(rows.max()) >= num_rows or int(rows.min()) < -num_rows:
         raise IndexError(f"row {int(rows.max())} of a batch with {num_rows} rows")

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
 def pack(tensor: Tensor, protocol: int = 5) -> Packed:
     """Plain data for a tensor; the buffer is out of band from pickle protocol 5 on."""
     flat = tensor.detach().cpu().contiguous()
-    data = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
+    data: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
     dtype = str(flat.dtype).removeprefix("torch.")
     return dtype, tuple(flat.shape), pickle.PickleBuffer(data) if protocol >= 5 else data.tobytes()
 

@@ -55,7 +55,9 @@ class Packing:
         order_of_tokens = torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int64)
         in_order = bool((order_of_tokens[1:] > order_of_tokens[:-1]).all())
         self._restore = None if in_order else order_of_tokens.argsort().to(device)
-        self.position_ids = torch.cat([torch.arange(length) for length in lengths] or [order_of_tokens])[None].to(device)
+        self.position_ids = torch.cat([torch.arange(length) for length in lengths] or [order_of_tokens])[None].to(
+            device
+        )
 
     def merge(self, outputs: Sequence[Tensor]) -> Tensor:
         """[T, H, D] in token order from the outputs of the buckets."""
@@ -126,9 +128,7 @@ def attend(
     return capped_attention(q, k, v, mask, scaling=scaling, softcap=softcap)
 
 
-def capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: float | None, softcap: float
-) -> Tensor:
+def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: float | None, softcap: float) -> Tensor:
     """Attention whose scores pass through softcap · tanh(score / softcap), as in Gemma 2."""
     if q.shape[1] != k.shape[1]:
         k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))

@@ -26,7 +26,9 @@ def check_directory(path: str) -> Path:
             "It must be a local directory in Hugging Face layout:  hf download OWNER/NAME --local-dir DIR"
         )
     if not (directory / "config.json").is_file():
-        raise ModelError(f"model.path={path} has no config.json, so it is no model in Hugging Face layout\nSee  ls {path}")
+        raise ModelError(
+            f"model.path={path} has no config.json, so it is no model in Hugging Face layout\nSee  ls {path}"
+        )
     if not list(directory.glob("*.safetensors")):
         pickled = [p.name for p in (*directory.glob("*.bin"), *directory.glob("*.pt"))]
         found = f"; it has {', '.join(pickled[:3])}, which rlcore does not unpickle" if pickled else ""

@@ -8,7 +8,7 @@ Shapes: n sequences, L their longest length, H heads, G key/value heads, D head 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,12 +34,12 @@ class KeyValueCache:
         self._num_slots = 0
         self._length = 0
 
-    def reserve(self, num_slots: int, length: int, *, limit: int) -> None:
-        """Room for so many sequences of this length. Lengths at least double, up to `limit`."""
+    def reserve(self, num_slots: int, length: int, *, limit: Callable[[], int]) -> None:
+        """Room for so many sequences of this length. Lengths at least double, up to `limit()`."""
         if num_slots <= self._num_slots and length <= self._length:
             return
         if length > self._length:
-            length = min(max(length, 2 * self._length, 64), max(limit, length))
+            length = min(max(length, 2 * self._length, 64), limit())
         self._num_slots, self._length = num_slots, max(length, self._length)
         for index, (keys, values) in self._layers.items():
             self._layers[index] = (self._grown(keys), self._grown(values))

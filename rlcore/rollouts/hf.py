@@ -1,33 +1,35 @@
 """`hf`: the reference engine, in plain PyTorch on any causal language model that transformers loads.
 
-Requests with the same sampling run together in waves. A prompt goes through the model once however many samples it gets; then
-all sequences of the wave take a token at a time, and finished ones leave.
+A prompt goes through the model once however many samples it gets; then all sequences in flight take a token at a time,
+finished ones leave at once, and waiting requests join as room appears. It is the oracle for faster engines, and fast
+enough for small models.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcore.data.packing import plan_micro_batches
-from rlcore.errors import InfrastructureError, ModelError, SampleError
-from rlcore.models.attention import Packing
-from rlcore.models.head import TokenHead
+from rlcore.errors import InfrastructureError, ModelError, NumericalError, SampleError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import cache
-from rlcore.rollouts.cache import KeyValueCache
-from rlcore.rollouts.sampler import sample
-from rlcore.types import FinishReason, Mesh, Request, Sample, Sampling
+from rlcore.rollouts.cache import Decode, KeyValueCache, Prefill
+from rlcore.rollouts.sampler import SamplingArrays, draw
+from rlcore.types import FinishReason, Mesh, Request, Sample
 
-_SHRINK_BELOW = 0.75
-"""Finished sequences are taken out of the cache when fewer than this share still run: taking out is a copy."""
+_REFILL_BELOW = 0.75
+"""Waiting requests join when fewer than this share of a full batch still run: one by one they would cost a pass each."""
+_PREFILL_TOKENS = 16384
+"""Prompt tokens in one pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +37,9 @@ class HFConfig:
     """How much runs at once."""
 
     max_batch_size: int = 1024
-    """Sequences in one wave."""
+    """Sequences in flight."""
     max_batch_tokens: int = 262144
-    """Tokens, at their longest, of all sequences in one wave."""
+    """Sequences in flight times the longest that one of them may become: what bounds the memory of keys and values."""
 
 
 class HFRollout:
@@ -53,234 +55,311 @@ class HFRollout:
         self._config, self._path = config, model.path
         self._device = torch.device(context.device)
         dtype = torch.bfloat16 if model.precision == "bfloat16" else torch.float32
-        self._model = load_model(model.path, device=context.device, dtype=dtype, attention=cache.NAME)
+        self._model: Any = load_model(model.path, device=context.device, dtype=dtype, attention="eager")
         self._model.requires_grad_(False)
-        self._head = TokenHead(self._model)
-        self._context_length = int(getattr(self._model.config.get_text_config(), "max_position_embeddings", 2**31))
+        text_config = self._model.config.get_text_config()
+        self._vocab_size = int(text_config.vocab_size)
+        self._context_length: int | None = getattr(text_config, "max_position_embeddings", None)
         self._end_ids = _end_ids(self._model)
+        _use_cached_attention(self._model)
         self._version = 0
+        self._num_loads = 0
         self._broken: str | None = None
+        self._asleep = False
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
-        """Yield samples as they finish, wave by wave."""
-        if self._broken:
-            raise InfrastructureError(f"the engine has no whole set of weights: {self._broken}\nLoad weights again.")
-        for request in requests:
-            self._check(request)
-        for sampling in dict.fromkeys(request.sampling for request in requests):
-            alike = [request for request in requests if request.sampling == sampling]
-            for wave in self._waves(alike, sampling):
-                async for finished in self._run(wave, sampling):
-                    yield finished
+        """Yield samples as they finish. New weights may come meanwhile: the sequences in flight are then read again."""
+        self._check_ready()
+        decoding = _Decoding(self._model, [self._row(request) for request in requests], self._config, self._device)
+        num_loads = self._num_loads
+        while decoding.unfinished:
+            self._check_ready()
+            if num_loads != self._num_loads:
+                decoding.restart()
+            num_loads, version = self._num_loads, self._version
+            for row, finish_reason in decoding.advance():
+                yield Sample(
+                    request_id=row.request.request_id,
+                    token_ids=row.token_ids,
+                    log_probs=row.log_probs,
+                    finish_reason=finish_reason,
+                    policy_version=version,
+                )
+            await asyncio.sleep(0)  # a chance to be cancelled, and for others to run
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Copy every weight; until all are here the engine serves nothing."""
-        targets = dict(self._model.state_dict(keep_vars=True))
-        missing = {parameter.data_ptr(): name for name, parameter in self._model.named_parameters()}
-        self._broken = f"loading version {version} did not end"
+        """Copy every parameter; until all are here the engine serves nothing. One name is enough for tied ones."""
+        parameters = dict(self._loaded_model().named_parameters(remove_duplicate=False))
+        missing = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        self._broken = f"the loading of version {version} did not end"
         for name, tensor in weights:
-            target = targets.get(name)
-            if target is None or target.shape != tensor.shape:
-                has = f"{tuple(target.shape)} here" if target is not None else "unknown here"
-                self._broken = f"weight '{name}' {tuple(tensor.shape)} is {has}"
-                raise ModelError(f"version {version}: {self._broken}\nThe trainer and the rollout have different models.")
-            with torch.no_grad():
-                target.copy_(tensor)
-            missing.pop(target.data_ptr(), None)
+            parameter = parameters.get(name)
+            if parameter is None or parameter.shape != tensor.shape:
+                here = "unknown" if parameter is None else str(tuple(parameter.shape))
+                self._fail(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
+            else:
+                with torch.no_grad():
+                    parameter.copy_(tensor)
+                missing.pop(id(parameter), None)
         if missing:
-            self._broken = f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'"
-            raise ModelError(f"version {version}: {self._broken}\nThe trainer and the rollout have different models.")
+            self._fail(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
+        self._num_loads += 1
         self._version, self._broken = version, None
 
     def sleep(self) -> None:
-        """Move the weights off the device."""
-        self._model.to("cpu")
+        """Move the weights off the device. Keys and values live no longer than a call of `generate`."""
+        self._asleep = True
+        if self._device.type == "cuda":
+            self._loaded_model().to("cpu")
+            torch.cuda.empty_cache()
 
     def wake(self) -> None:
         """Bring the weights back."""
-        self._model.to(self._device)
+        self._loaded_model().to(self._device)
+        self._asleep = False
 
     def close(self) -> None:
         """Forget the model."""
-        self._broken = "the engine is closed"
         self._model = None
 
-    def _check(self, request: Request) -> None:
-        if not request.prompt_ids:
-            raise SampleError(f"request {request.request_id} has an empty prompt")
-        if len(request.prompt_ids) >= self._context_length:
+    def _fail(self, version: int, reason: str) -> None:
+        self._broken = reason
+        raise ModelError(
+            f"version {version} of the weights does not fit the rollout: {reason}\n"
+            "Give trainer and rollout the same model.path, and load a whole set of weights."
+        )
+
+    def _loaded_model(self) -> Any:
+        if self._model is None:
+            raise InfrastructureError("the rollout engine is closed\nMake a new one.")
+        return self._model
+
+    def _check_ready(self) -> None:
+        self._loaded_model()
+        if self._broken:
+            raise InfrastructureError(f"the rollout engine has no whole set of weights: {self._broken}\nLoad them again.")
+        if self._asleep:
+            raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
+
+    def _row(self, request: Request) -> _Row:
+        """The request with its limits; what cannot run is refused here."""
+        sampling, num_prompt = request.sampling, len(request.prompt_ids)
+        name = f"request {request.request_id}"
+        if not num_prompt:
+            raise SampleError(f"{name} has an empty prompt\nGive it one token at least, such as the tokenizer's bos.")
+        if not (0 <= min(request.prompt_ids) and max(request.prompt_ids) < self._vocab_size):
+            wrong = next(token for token in request.prompt_ids if not 0 <= token < self._vocab_size)
             raise SampleError(
-                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens leaves no room in a context of"
-                f" {self._context_length}\nType  data.max_prompt_tokens={self._context_length - 1} data.overlong=drop"
+                f"{name}: token id {wrong} is not among the {self._vocab_size} of the model\n"
+                "Use the tokenizer of model.path for the prompts."
             )
+        if sampling.max_response_tokens < 1:
+            raise SampleError(f"{name}: max_response_tokens={sampling.max_response_tokens}\nAsk for one token at least.")
+        room = sampling.max_response_tokens
+        if self._context_length is not None:
+            room = min(room, self._context_length - num_prompt)
+        if room < 1:
+            raise SampleError(
+                f"{name}: a prompt of {num_prompt} tokens leaves no room in a context of {self._context_length}\n"
+                f"Type  data.max_prompt_tokens={(self._context_length or 0) - 1} data.overlong=drop"
+            )
+        return _Row(request, room, self._end_ids | set(sampling.stop_token_ids), self._decoder(sampling.stop))
 
-    def _room(self, request: Request) -> int:
-        """How many tokens a response may have."""
-        return min(request.sampling.max_response_tokens, self._context_length - len(request.prompt_ids))
+    def _decoder(self, stop: Sequence[str]) -> Callable[[list[int]], str] | None:
+        if not stop:
+            return None
+        tokenizer = load_tokenizer(self._path)
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _waves(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Request]]:
-        wave: list[Request] = []
-        longest = 0
-        for request in requests:
-            longest = max(longest, len(request.prompt_ids) + self._room(request))
-            full = len(wave) == self._config.max_batch_size
-            if wave and (full or longest * (len(wave) + 1) > self._config.max_batch_tokens):
-                yield wave
-                wave, longest = [], len(request.prompt_ids) + self._room(request)
-            wave.append(request)
-        if wave:
-            yield wave
+
+class _Row:
+    """A response as it grows."""
+
+    __slots__ = ("_decode", "_end_ids", "_room", "_tail", "log_probs", "request", "token_ids")
+
+    def __init__(
+        self, request: Request, room: int, end_ids: set[int], decode: Callable[[list[int]], str] | None
+    ) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self._room, self._end_ids, self._decode = room, end_ids, decode
+        # A stop string that ends with the newest token has a byte of its own for each of its tokens but a few.
+        self._tail = max((len(text.encode()) for text in request.sampling.stop), default=0) + 4
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that prompt and response can be together."""
+        return len(self.request.prompt_ids) + self._room
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt_ids) + len(self.token_ids)
+
+    def add(self, token: int, log_prob: float) -> FinishReason | None:
+        """Append a token; returns why the response ends, if it does."""
+        if not math.isfinite(log_prob):
+            raise NumericalError(
+                f"request {self.request.request_id}: the model's logits are not finite at position {self.length}\n"
+                "Look for NaN or infinity in the weights of the last update."
+            )
+        self.token_ids.append(token)
+        self.log_probs.append(log_prob)
+        if token in self._end_ids or self._has_stop_string():
+            return "stop"
+        return "length" if len(self.token_ids) == self._room else None
+
+    def _has_stop_string(self) -> bool:
+        if self._decode is None:
+            return False
+        text = self._decode(self.token_ids[-self._tail :])
+        return any(stop in text for stop in self.request.sampling.stop)
+
+
+class _Decoding:
+    """The requests of one call of `generate`. Slot i of the cache belongs to row i of those in flight."""
+
+    def __init__(self, model: Any, rows: Sequence[_Row], config: HFConfig, device: torch.device) -> None:
+        self._model, self._config, self._device = model, config, device
+        self._waiting = deque(rows)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget keys and values; what was in flight is read again, response so far included."""
+        self._waiting.extendleft(reversed(getattr(self, "_rows", [])))
+        self._rows: list[_Row] = []
+        self._arrays: SamplingArrays | None = None
+        self._cache = KeyValueCache()
+        self._filling = True
+        self._full = 0
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._waiting or self._rows)
 
     @torch.inference_mode()
-    async def _run(self, wave: Sequence[Request], sampling: Sampling) -> AsyncIterator[Sample]:
-        """All tokens of one wave."""
-        running = _Running(wave, [self._room(request) for request in wave], self._device)
-        keys_values = KeyValueCache([len(request.prompt_ids) for request in wave], self._device)
-        logits = self._prefill(wave, keys_values)
-        stops = _Stops(sampling, self._end_ids, self._path, self._device)
-        while True:
-            tokens, log_probs = sample(logits, sampling, running.seeds, running.num_new)
-            running.add(tokens, log_probs)
-            for finished in running.finish(stops):
-                yield self._sample(finished)
-            if not running.num_left:
-                return
-            if running.num_left < _SHRINK_BELOW * running.num_rows:
-                keep = running.shrink()
-                keys_values.keep(keep)
-                tokens = tokens[keep]
-            await asyncio.sleep(0)  # a chance to be cancelled
-            logits = self._decode(tokens, keys_values)
+    def advance(self) -> list[tuple[_Row, FinishReason]]:
+        """One pass of the model: the first token of rows that join, else the next token of all; returns the finished."""
+        first = len(self._rows)
+        if joining := self._join():
+            logits = self._prefill(joining, first)
+            self._rows += joining
+            arrays = SamplingArrays.of([row.request for row in joining], self._device)
+            self._arrays = None
+        else:
+            first, logits = 0, self._decode()
+            arrays = self._arrays = self._arrays or SamplingArrays.of([r.request for r in self._rows], self._device)
+        rows = self._rows[first:]
+        positions = torch.tensor([row.length for row in rows], device=self._device)
+        tokens, log_probs = draw(logits, arrays, positions)
+        reasons = [row.add(*drawn) for row, *drawn in zip(rows, tokens.tolist(), log_probs.tolist())]
+        finished = [(row, reason) for row, reason in zip(rows, reasons) if reason is not None]
+        if finished:
+            self._leave({first + i for i, reason in enumerate(reasons) if reason is not None})
+        return finished
 
-    def _prefill(self, wave: Sequence[Request], keys_values: KeyValueCache) -> Tensor:
-        """[A, V] logits after each prompt; prompts that are equal go through once."""
-        prompts = list(dict.fromkeys(tuple(request.prompt_ids) for request in wave))
-        number = {prompt: i for i, prompt in enumerate(prompts)}
-        of_sequence = torch.tensor([number[tuple(request.prompt_ids)] for request in wave])
-        lengths = [len(prompt) for prompt in prompts]
-        last = torch.zeros(len(prompts), self._model.config.get_text_config().hidden_size, device=self._device)
-        for rows in plan_micro_batches(lengths, self._config.max_batch_tokens):
-            packing = Packing([lengths[row] for row in rows], self._device)
-            starts = torch.tensor([0, *(lengths[row] for row in rows)]).cumsum(0)
-            place = {row: i for i, row in enumerate(rows)}
-            sequences = torch.tensor([i for i, prompt in enumerate(of_sequence.tolist()) if prompt in place])
-            which = torch.tensor([place[int(prompt)] for prompt in of_sequence[sequences]])
-            width = torch.arange(max(lengths[row] for row in rows))[None]
-            index = starts[which][:, None] + torch.minimum(width, torch.tensor(lengths)[rows][which][:, None] - 1)
-            keys_values.begin_prefill(packing, sequences.to(self._device), index.to(self._device))
-            ids = torch.tensor([token for row in rows for token in prompts[row]], device=self._device)[None]
-            hidden = self._hidden(ids, packing.position_ids, keys_values)[0]
-            last[torch.tensor(rows)] = hidden[(starts[1:] - 1).to(self._device)].to(last.dtype)
-        states = last.to(self._model.dtype)
-        return self._head.logits(states)[of_sequence.to(self._device)]
+    def _join(self) -> list[_Row]:
+        """Take waiting rows while there is room for what they may become, one pass of prompt tokens at most."""
+        self._filling = self._filling or len(self._rows) < _REFILL_BELOW * self._full or not self._rows
+        joining: list[_Row] = []
+        prompts: set[tuple[int, ...]] = set()
+        num_tokens, longest = 0, max((row.capacity for row in self._rows), default=0)
+        while self._filling and self._waiting:
+            row, number = self._waiting[0], len(self._rows) + len(joining) + 1
+            longest = max(longest, row.capacity)
+            too_many = number > self._config.max_batch_size or number * longest > self._config.max_batch_tokens
+            if too_many and number > 1:
+                self._filling = False
+                break
+            prompt = _sequence(row)
+            if prompt not in prompts:
+                num_tokens += len(prompt)
+                prompts.add(prompt)
+            if num_tokens > _PREFILL_TOKENS and joining:
+                break  # the rest joins with the next pass
+            joining.append(self._waiting.popleft())
+        self._full = max(self._full if joining else len(self._rows), len(self._rows) + len(joining))
+        return joining
 
-    def _decode(self, tokens: Tensor, keys_values: KeyValueCache) -> Tensor:
-        """[A, V] logits after one more token for each sequence."""
-        keys_values.begin_decode()
-        hidden = self._hidden(tokens[:, None], keys_values.lengths[:, None], keys_values)
-        keys_values.end_decode()
-        return self._head.logits(hidden[:, 0])
+    def _prefill(self, joining: Sequence[_Row], first: int) -> Tensor:
+        """[n, V] logits after each row's sequence; rows with the same one share its pass."""
+        sequences = [_sequence(row) for row in joining]
+        number = {sequence: i for i, sequence in enumerate(dict.fromkeys(sequences))}
+        which = [number[sequence] for sequence in sequences]
+        lengths = [len(sequence) for sequence in number]
+        self._reserve(first + len(joining), max(lengths), [*self._rows, *joining])
+        step = Prefill(self._cache, lengths, which, first, self._device)
+        input_ids = torch.tensor([token for sequence in number for token in sequence], device=self._device)[None]
+        logits = _logits(self._model, input_ids, step, logits_to_keep=step.last_tokens)[0]
+        return logits[torch.tensor(which, device=self._device)]
 
-    def _hidden(self, input_ids: Tensor, position_ids: Tensor, keys_values: KeyValueCache) -> Tensor:
-        out = self._model.base_model(
-            input_ids=input_ids, position_ids=position_ids, attention_mask=None, use_cache=False, cache=keys_values
-        )
-        hidden: Tensor = out.last_hidden_state
-        return hidden
+    def _decode(self) -> Tensor:
+        """[n, V] logits after the newest token of each row."""
+        positions = [row.length - 1 for row in self._rows]
+        self._reserve(len(self._rows), max(positions) + 1, self._rows)
+        input_ids = torch.tensor([row.token_ids[-1:] for row in self._rows], device=self._device)
+        return _logits(self._model, input_ids, Decode(self._cache, positions, self._device))[:, 0]
 
-    def _sample(self, finished: tuple[Request, list[int], list[float], FinishReason]) -> Sample:
-        request, token_ids, log_probs, reason = finished
-        return Sample(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            log_probs=log_probs,
-            finish_reason=reason,
-            policy_version=self._version,
-        )
+    def _reserve(self, num_slots: int, length: int, rows: Sequence[_Row]) -> None:
+        self._cache.reserve(num_slots, length, limit=lambda: max(row.capacity for row in rows))
 
-
-class _Running:
-    """The responses of a wave as they grow. Row r of the tensors is request `requests[rows[r]]`."""
-
-    def __init__(self, requests: Sequence[Request], rooms: Sequence[int], device: torch.device) -> None:
-        self._requests = requests
-        self._rows = torch.arange(len(requests))
-        self._rooms = torch.tensor(rooms)
-        self._done = torch.zeros(len(requests), dtype=torch.bool)
-        self._tokens: list[Tensor] = []
-        self._log_probs: list[Tensor] = []
-        self.seeds = torch.tensor([request.seed for request in requests], dtype=torch.int64)
-
-    @property
-    def num_new(self) -> int:
-        return len(self._tokens)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._rows)
-
-    @property
-    def num_left(self) -> int:
-        return int((~self._done).sum())
-
-    def add(self, tokens: Tensor, log_probs: Tensor) -> None:
-        self._tokens.append(tokens.cpu())
-        self._log_probs.append(log_probs.float().cpu())
-
-    def finish(self, stops: _Stops) -> list[tuple[Request, list[int], list[float], FinishReason]]:
-        """The responses that ended with the newest token."""
-        stopped = stops.token(self._tokens[-1]) & ~self._done
-        full = (self._rooms == self.num_new) & ~self._done
-        if stops.has_strings:
-            for row in (~self._done & ~stopped).nonzero().squeeze(1).tolist():
-                stopped[row] = stops.text([int(tokens[row]) for tokens in self._tokens])
-        ended = (stopped | full).nonzero().squeeze(1)
-        if not len(ended):
-            return []
-        self._done[ended] = True
-        tokens = torch.stack([tokens[ended] for tokens in self._tokens], 1).tolist()
-        log_probs = torch.stack([values[ended] for values in self._log_probs], 1).tolist()
-        reasons: list[FinishReason] = ["stop" if stop else "length" for stop in stopped[ended].tolist()]
-        requests = [self._requests[row] for row in self._rows[ended].tolist()]
-        return list(zip(requests, tokens, log_probs, reasons))
-
-    def shrink(self) -> Tensor:
-        """Take out what has ended; returns the rows that stay."""
-        keep = (~self._done).nonzero().squeeze(1)
-        self._rows, self._rooms, self._done = self._rows[keep], self._rooms[keep], self._done[keep]
-        self._tokens = [tokens[keep] for tokens in self._tokens]
-        self._log_probs = [values[keep] for values in self._log_probs]
-        self.seeds = self.seeds[keep]
-        return keep
+    def _leave(self, places: set[int]) -> None:
+        """The last rows fill the places of the finished ones."""
+        num_left = len(self._rows) - len(places)
+        targets = sorted(place for place in places if place < num_left)
+        sources = [place for place in range(num_left, len(self._rows)) if place not in places]
+        self._cache.move(sources, targets)
+        for source, target in zip(sources, targets):
+            self._rows[target] = self._rows[source]
+        del self._rows[num_left:]
+        self._arrays = None
 
 
-class _Stops:
-    """What ends a response besides its length."""
-
-    def __init__(self, sampling: Sampling, end_ids: Sequence[int], path: str, device: torch.device) -> None:
-        self._ids = torch.tensor([*end_ids, *sampling.stop_token_ids], dtype=torch.int64)
-        self._strings = sampling.stop
-        self._tokenizer = load_tokenizer(path) if sampling.stop else None
-        self._window = max((len(text) for text in sampling.stop), default=0) + 8
-
-    @property
-    def has_strings(self) -> bool:
-        return bool(self._strings)
-
-    def token(self, tokens: Tensor) -> Tensor:
-        return torch.isin(tokens, self._ids)
-
-    def text(self, token_ids: list[int]) -> bool:
-        """Whether the end of the response holds a stop string; no token is shorter than nothing, so a window will do."""
-        assert self._tokenizer is not None, "text stops need a tokenizer"
-        tail: str = self._tokenizer.decode(token_ids[-self._window :])
-        return any(text in tail for text in self._strings)
+def _sequence(row: _Row) -> tuple[int, ...]:
+    return (*row.request.prompt_ids, *row.token_ids)
 
 
-def _end_ids(model: Any) -> list[int]:
-    """End-of-sequence tokens of the generation config, else of the model config."""
-    for config in (model.generation_config, model.config):
+def _logits(model: Any, input_ids: Tensor, step: Prefill | Decode, **options: Any) -> Tensor:
+    logits: Tensor = model(input_ids=input_ids, position_ids=step.position_ids, use_cache=False, step=step, **options).logits
+    return logits
+
+
+def _end_ids(model: Any) -> set[int]:
+    """End-of-sequence tokens of the generation config, else of the model's."""
+    for config in (model.generation_config, model.config.get_text_config()):
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:
-            return [ids] if isinstance(ids, int) else list(ids)
-    return []
+            return {ids} if isinstance(ids, int) else set(ids)
+    return set()
+
+
+@torch.inference_mode()
+def _use_cached_attention(model: Any) -> None:
+    """Switch the model to the cached attention, and compare it with the model's own on a few tokens.
+
+    Raises:
+        ModelError: the family keeps state elsewhere, or its attention means something else.
+    """
+    device = next(model.parameters()).device
+    ids = torch.arange(1, 7, device=device) % model.config.get_text_config().vocab_size
+    own = [model(ids[start:][None], use_cache=False).logits[0].float() for start in (0, 2)]
+    model.set_attn_implementation(cache.NAME)
+    store = KeyValueCache()
+    store.reserve(2, 6, limit=lambda: 6)
+    try:
+        step = Prefill(store, [4, 1], [0, 1], 0, device)
+        first = _logits(model, torch.cat([ids[:4], ids[2:3]])[None], step, logits_to_keep=step.last_tokens)[0]
+        second = _logits(model, torch.stack([ids[4:5], ids[3:4]]), Decode(store, [4, 1], device))[:, 0]
+        third = _logits(model, torch.stack([ids[5:6], ids[4:5]]), Decode(store, [5, 2], device))[:, 0]
+        found = torch.cat([first, second, third]).float()
+    except (AttributeError, KeyError, RuntimeError, TypeError, ModelError) as error:
+        raise ModelError(_unsupported(model, str(error))) from error
+    expected = torch.stack([own[0][3], own[1][0], own[0][4], own[1][1], own[0][5], own[1][2]])
+    tolerance = 1e-4 if model.dtype == torch.float32 else 5e-2
+    difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+    if not difference <= tolerance:
+        raise ModelError(_unsupported(model, f"its logits differ by {difference:.2g} with cached keys and values"))
+
+
+def _unsupported(model: Any, reason: str) -> str:
+    return f"rollout=hf cannot run {type(model).__name__}: {reason}\nUse another engine for this model:  rollout=vllm"

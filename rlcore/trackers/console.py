@@ -25,7 +25,10 @@ class ConsoleTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         m = metrics
-        print(f"step {step}/{self._run.total_steps} reward {m.get('reward/mean', float('nan')):.3f} eval {m.get('eval/pass_rate', float('nan')):.3f} loss {m.get('actor/loss', float('nan')):.5f} {m.get('perf/step_s', 0):.3f} s  share {m.get('perf/controller_share', 0):.3f} {m.get('perf/tokens_per_second', 0):.0f} tok/s", flush=True)
+        print(
+            f"step {step}/{self._run.total_steps} reward {m.get('reward/mean', float('nan')):.3f} eval {m.get('eval/pass_rate', float('nan')):.3f} loss {m.get('actor/loss', float('nan')):.5f} {m.get('perf/step_s', 0):.3f} s  share {m.get('perf/controller_share', 0):.3f} {m.get('perf/tokens_per_second', 0):.0f} tok/s",
+            flush=True,
+        )
 
     def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None: ...
 

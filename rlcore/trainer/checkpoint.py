@@ -55,7 +55,9 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             save_roles(temporary)
             _write_json(temporary / "trainer.json", state)
-            sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
+            sizes = {
+                str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()
+            }
             for name in sizes:
                 _flush(temporary / name)
             _write_json(temporary / "manifest.json", {"step": step, "files": sizes})
@@ -66,7 +68,9 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             last = self.latest()
             good = f"The last good one is {last.path}" if last else "There is no earlier one"
-            raise RunError(f"checkpoint of step {step} could not be written: {error}\n{good}; free space there and resume.") from error
+            raise RunError(
+                f"checkpoint of step {step} could not be written: {error}\n{good}; free space there and resume."
+            ) from error
         self._forget_old()
         return final
 

@@ -175,4 +175,3 @@ def _eval_prompts(plan: Plan) -> Batch | None:
     return plan.eval_prompts.batch.slice(0, count).with_rows(
         group_id=list(range(count)), seed=[mix(seed, i) for i in range(count)]
     )
-

@@ -90,7 +90,8 @@ class Run:
         if self.scored is None or self.config.trainer.log_samples == 0:
             return
         some = self.scored.take(range(min(self.config.trainer.log_samples, len(self.scored))))
-        records = [_record(step, row) for share in self.roles.reward.examples(some) for row in share]
+        shares: list[Any] = self.roles.reward.examples(some)
+        records = [_record(step, row) for share in shares for row in share]
         for tracker in self.trackers:
             tracker.log_samples(step, records)
 
@@ -118,7 +119,9 @@ class Run:
         self.algorithm.load_state_dict(state["algorithm"])
         for package, version in state["versions"].items():
             if self.versions.get(package) != version:
-                logger.warning("%s was %s when the checkpoint was written, now %s", package, version, self.versions.get(package))
+                logger.warning(
+                    "%s was %s when the checkpoint was written, now %s", package, version, self.versions.get(package)
+                )
 
 
 class Clock:

@@ -31,7 +31,7 @@ class Worker:
         return self.mesh.dp_size
 
     @dispatch("dp")
-    def apply(self, function: Callable[..., Batch], batch: Batch, **options: Any) -> Batch:
+    def apply(self, /, function: Callable[..., Batch], batch: Batch, **options: Any) -> Batch:
         """Run a pure function of a module on the rows where they lie; it returns new columns for the same rows."""
         return function(batch, **options)
 

@@ -73,7 +73,9 @@ def _requests(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> li
     offsets = prompts.offsets().tolist()
     ids = prompts["input_ids"].tolist()
     texts = [ids[start:stop] for start, stop in zip(offsets, offsets[1:])]
-    drawn = [(text, mix(seed, k)) for text, seed in zip(texts, prompts["seed"].tolist()) for k in range(samples_per_prompt)]
+    drawn = [
+        (text, mix(seed, k)) for text, seed in zip(texts, prompts["seed"].tolist()) for k in range(samples_per_prompt)
+    ]
     return [
         Request(request_id=i, prompt_ids=text, sampling=sampling, seed=seed) for i, (text, seed) in enumerate(drawn)
     ]
