@@ -8,7 +8,7 @@ Shapes: n sequences, L their longest length, H heads, G key/value heads, D head 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,8 @@ from rlcore.errors import ModelError
 from rlcore.models.attention import Packing, capped_attention, packed_attention
 
 NAME = "rlcore_cached"
-_MEANINGLESS = frozenset(
-    "attention_mask position_ids cache_position use_cache output_attentions output_hidden_states output_router_logits "
-    "return_dict logits_to_keep num_items_in_batch labels".split()
-)
+_MEANINGLESS = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
+_MEANINGLESS |= {"output_router_logits", "return_dict"}
 """Options that reach the attention function and do not change what it must compute."""
 
 
@@ -34,12 +32,12 @@ class KeyValueCache:
         self._num_slots = 0
         self._length = 0
 
-    def reserve(self, num_slots: int, length: int, *, limit: Callable[[], int]) -> None:
-        """Room for so many sequences of this length. Lengths at least double, up to `limit()`."""
+    def reserve(self, num_slots: int, length: int, *, limit: int) -> None:
+        """Room for so many sequences of this length. Lengths at least double, up to `limit`."""
         if num_slots <= self._num_slots and length <= self._length:
             return
         if length > self._length:
-            length = min(max(length, 2 * self._length, 64), limit())
+            length = min(max(length, 2 * self._length, 64), limit)
         self._num_slots, self._length = num_slots, max(length, self._length)
         for index, (keys, values) in self._layers.items():
             self._layers[index] = (self._grown(keys), self._grown(values))
@@ -93,8 +91,9 @@ class Prefill:
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
         """[1, T, H, D] from [1, H, T, D] and [1, G, T, D]."""
         for buffer, states in zip(self.cache.layer(module.layer_idx, key, value), (key, value)):
-            chosen = states[0].index_select(1, self._places).unflatten(1, self._shape)
-            buffer[self._slots, :, : self._shape[1]] = chosen.transpose(0, 1)
+            chosen = states[0].index_select(1, self._places)
+            side_by_side = chosen.view(len(chosen), *self._shape, -1).transpose(0, 1)
+            buffer[self._slots, :, : self._shape[1]] = side_by_side
         return packed_attention(module, query, key, value, None, packing=self.packing, **options)[0]
 
 

@@ -137,7 +137,9 @@ class HFRollout:
     def _check_ready(self) -> None:
         self._loaded_model()
         if self._broken:
-            raise InfrastructureError(f"the rollout engine has no whole set of weights: {self._broken}\nLoad them again.")
+            raise InfrastructureError(
+                f"the rollout engine has no whole set of weights: {self._broken}\nLoad them again."
+            )
         if self._asleep:
             raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
 
@@ -147,14 +149,16 @@ class HFRollout:
         name = f"request {request.request_id}"
         if not num_prompt:
             raise SampleError(f"{name} has an empty prompt\nGive it one token at least, such as the tokenizer's bos.")
-        if not (0 <= min(request.prompt_ids) and max(request.prompt_ids) < self._vocab_size):
-            wrong = next(token for token in request.prompt_ids if not 0 <= token < self._vocab_size)
+        wrong = [token for token in request.prompt_ids if not 0 <= token < self._vocab_size]
+        if wrong:
             raise SampleError(
-                f"{name}: token id {wrong} is not among the {self._vocab_size} of the model\n"
+                f"{name}: token id {wrong[0]} is not among the {self._vocab_size} of the model\n"
                 "Use the tokenizer of model.path for the prompts."
             )
         if sampling.max_response_tokens < 1:
-            raise SampleError(f"{name}: max_response_tokens={sampling.max_response_tokens}\nAsk for one token at least.")
+            raise SampleError(
+                f"{name}: max_response_tokens={sampling.max_response_tokens}\nAsk for one token at least."
+            )
         room = sampling.max_response_tokens
         if self._context_length is not None:
             room = min(room, self._context_length - num_prompt)
@@ -222,16 +226,16 @@ class _Decoding:
     def __init__(self, model: Any, rows: Sequence[_Row], config: HFConfig, device: torch.device) -> None:
         self._model, self._config, self._device = model, config, device
         self._waiting = deque(rows)
-        self.restart()
+        self._rows: list[_Row] = []
+        self._cache = KeyValueCache()
+        self._arrays: SamplingArrays | None = None
+        self._joining = True
+        self._num_full = self._longest = 0
 
     def restart(self) -> None:
         """Forget keys and values; what was in flight is read again, response so far included."""
-        self._waiting.extendleft(reversed(getattr(self, "_rows", [])))
-        self._rows: list[_Row] = []
-        self._arrays: SamplingArrays | None = None
-        self._cache = KeyValueCache()
-        self._filling = True
-        self._full = 0
+        self._waiting.extendleft(reversed(self._rows))
+        self._rows, self._cache = [], KeyValueCache()
 
     @property
     def unfinished(self) -> bool:
@@ -260,25 +264,23 @@ class _Decoding:
 
     def _join(self) -> list[_Row]:
         """Take waiting rows while there is room for what they may become, one pass of prompt tokens at most."""
-        self._filling = self._filling or len(self._rows) < _REFILL_BELOW * self._full or not self._rows
+        self._joining = self._joining or len(self._rows) < _REFILL_BELOW * self._num_full
+        longest = max((row.capacity for row in self._rows), default=0) if self._joining else 0
         joining: list[_Row] = []
-        prompts: set[tuple[int, ...]] = set()
-        num_tokens, longest = 0, max((row.capacity for row in self._rows), default=0)
-        while self._filling and self._waiting:
+        num_tokens = 0
+        while self._waiting and self._joining:
             row, number = self._waiting[0], len(self._rows) + len(joining) + 1
-            longest = max(longest, row.capacity)
-            too_many = number > self._config.max_batch_size or number * longest > self._config.max_batch_tokens
-            if too_many and number > 1:
-                self._filling = False
+            longer = max(longest, row.capacity)
+            too_many = number > self._config.max_batch_size or number * longer > self._config.max_batch_tokens
+            self._joining = number == 1 or not too_many
+            is_copy = bool(joining) and _sequence(joining[-1]) == _sequence(row)
+            num_tokens += 0 if is_copy else row.length
+            if not self._joining or (joining and num_tokens > _PREFILL_TOKENS):
                 break
-            prompt = _sequence(row)
-            if prompt not in prompts:
-                num_tokens += len(prompt)
-                prompts.add(prompt)
-            if num_tokens > _PREFILL_TOKENS and joining:
-                break  # the rest joins with the next pass
             joining.append(self._waiting.popleft())
-        self._full = max(self._full if joining else len(self._rows), len(self._rows) + len(joining))
+            longest = longer
+        if joining:
+            self._num_full, self._longest = len(self._rows) + len(joining), longest
         return joining
 
     def _prefill(self, joining: Sequence[_Row], first: int) -> Tensor:
@@ -287,7 +289,7 @@ class _Decoding:
         number = {sequence: i for i, sequence in enumerate(dict.fromkeys(sequences))}
         which = [number[sequence] for sequence in sequences]
         lengths = [len(sequence) for sequence in number]
-        self._reserve(first + len(joining), max(lengths), [*self._rows, *joining])
+        self._cache.reserve(first + len(joining), max(lengths), limit=self._longest)
         step = Prefill(self._cache, lengths, which, first, self._device)
         input_ids = torch.tensor([token for sequence in number for token in sequence], device=self._device)[None]
         logits = _logits(self._model, input_ids, step, logits_to_keep=step.last_tokens)[0]
@@ -296,12 +298,9 @@ class _Decoding:
     def _decode(self) -> Tensor:
         """[n, V] logits after the newest token of each row."""
         positions = [row.length - 1 for row in self._rows]
-        self._reserve(len(self._rows), max(positions) + 1, self._rows)
+        self._cache.reserve(len(self._rows), max(positions) + 1, limit=self._longest)
         input_ids = torch.tensor([row.token_ids[-1:] for row in self._rows], device=self._device)
         return _logits(self._model, input_ids, Decode(self._cache, positions, self._device))[:, 0]
-
-    def _reserve(self, num_slots: int, length: int, rows: Sequence[_Row]) -> None:
-        self._cache.reserve(num_slots, length, limit=lambda: max(row.capacity for row in rows))
 
     def _leave(self, places: set[int]) -> None:
         """The last rows fill the places of the finished ones."""
@@ -320,7 +319,9 @@ def _sequence(row: _Row) -> tuple[int, ...]:
 
 
 def _logits(model: Any, input_ids: Tensor, step: Prefill | Decode, **options: Any) -> Tensor:
-    logits: Tensor = model(input_ids=input_ids, position_ids=step.position_ids, use_cache=False, step=step, **options).logits
+    logits: Tensor = model(
+        input_ids=input_ids, position_ids=step.position_ids, use_cache=False, step=step, **options
+    ).logits
     return logits
 
 
@@ -345,7 +346,7 @@ def _use_cached_attention(model: Any) -> None:
     own = [model(ids[start:][None], use_cache=False).logits[0].float() for start in (0, 2)]
     model.set_attn_implementation(cache.NAME)
     store = KeyValueCache()
-    store.reserve(2, 6, limit=lambda: 6)
+    store.reserve(2, 6, limit=6)
     try:
         step = Prefill(store, [4, 1], [0, 1], 0, device)
         first = _logits(model, torch.cat([ids[:4], ids[2:3]])[None], step, logits_to_keep=step.last_tokens)[0]

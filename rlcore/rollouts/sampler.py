@@ -9,7 +9,7 @@ Shapes: n rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from rlcore.types import Request
 
 _CHUNK_VALUES = 2**25
 """Probabilities in one chunk of rows: 256 MB in float64."""
+_COLUMNS = ("seeds", "temperature", "greedy", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,8 @@ class SamplingArrays:
 
     def rows(self, start: int, stop: int) -> SamplingArrays:
         """The rows start:stop."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SamplingArrays(**{k: v[start:stop] if isinstance(v, Tensor) else v for k, v in values.items()})
+        columns = {name: getattr(self, name)[start:stop] for name in _COLUMNS}
+        return replace(self, **columns)
 
 
 def draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor) -> tuple[Tensor, Tensor]:

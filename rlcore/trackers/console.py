@@ -1,36 +1,89 @@
-"""`console`: one line per step."""
+"""`console`: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.console import Console
+from rich.live import Live
+from rich.logging import RichHandler
+
 from rlcore.protocols.tracker import RunInfo, SampleRecord
+from rlcore.trackers import display
+from rlcore.trackers.display import State, line, panel
+
+_REFRESH_S = 0.25
+_MAX_LINES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleConfig:
-    """Nothing to set."""
+    """How the run is shown."""
+
+    live: bool = True
+    """False prints lines on a terminal too."""
 
 
 class ConsoleTracker:
-    """One line per step."""
+    """Draws at phase changes and step ends, at most four times a second; there is no thread."""
 
     Config = ConsoleConfig
 
-    def __init__(self, config: ConsoleConfig, run: RunInfo) -> None:
-        self._run = run
+    def __init__(self, config: ConsoleConfig, run: RunInfo, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._state = State(run.name, run.total_steps)
+        self._every = max(1, run.total_steps // _MAX_LINES)
+        wants_live = config.live and self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = Live(console=self._console, auto_refresh=False, transient=True) if wants_live else None
+        self._handler: logging.Handler | None = None
+        self._start = time.monotonic()
+        self._drawn = 0.0
+        self._finished = False
 
-    def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None: ...
+    def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
+        self._state.first_step = self._state.step = resume_step or 0
+        self._start = time.monotonic()
+        if self._live is not None:
+            self._live.start()
+            self._handler = RichHandler(console=self._console, show_path=False)
+            logging.getLogger().addHandler(self._handler)
+
+    def phase(self, name: str) -> None:
+        """Show what the run is doing."""
+        self._state.phase = name
+        self._draw()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        m = metrics
-        print(
-            f"step {step}/{self._run.total_steps} reward {m.get('reward/mean', float('nan')):.3f} eval {m.get('eval/pass_rate', float('nan')):.3f} loss {m.get('actor/loss', float('nan')):.5f} {m.get('perf/step_s', 0):.3f} s  share {m.get('perf/controller_share', 0):.3f} {m.get('perf/tokens_per_second', 0):.0f} tok/s",
-            flush=True,
-        )
+        self._state.add(step, metrics)
+        self._state.elapsed_s = time.monotonic() - self._start
+        if self._live is not None:
+            self._draw()
+        elif step % self._every == 0 or step == self._state.total_steps or "eval/pass_rate" in metrics:
+            self._console.print(line(self._state), markup=False, soft_wrap=True)
 
-    def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None: ...
+    def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
+        if samples:
+            self._state.sample = samples[step % len(samples)]
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        print(dict(summary))
+        if self._finished:
+            return
+        self._finished = True
+        if self._live is not None:
+            self._live.stop()
+            self._console.print(panel(self._state, min(100, self._console.width)))
+        if self._handler is not None:
+            logging.getLogger().removeHandler(self._handler)
+        self._console.print(display.summary(summary))
+
+    def _draw(self) -> None:
+        now = time.monotonic()
+        if self._live is None or now - self._drawn < _REFRESH_S:
+            return
+        self._drawn = now
+        self._state.elapsed_s = now - self._start
+        self._live.update(panel(self._state, min(100, self._console.width)), refresh=True)
+

@@ -1,0 +1,66 @@
+"""`wandb`: Weights & Biases. `trackers='[console,jsonl,{name: wandb, mode: offline}]'` needs no account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlcore.errors import UserError
+from rlcore.protocols.tracker import RunInfo, SampleRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WandbConfig:
+    """Where the run goes."""
+
+    project: str = "rlcore"
+    mode: Literal["online", "offline", "disabled"] = "online"
+
+
+class WandbTracker:
+    """Metrics as they are named, samples as a table per step."""
+
+    Config = WandbConfig
+
+    def __init__(self, config: WandbConfig, run: RunInfo) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "tracker 'wandb' needs the Python package 'wandb', which is not installed:\n    pip install 'rlcore[wandb]'"
+            ) from error
+        if config.mode == "online" and not wandb.api.api_key:
+            raise UserError(
+                "tracker 'wandb' is online and no API key is configured.\n"
+                "Type  wandb login     or  trackers='[console,jsonl,{name: wandb, mode: offline}]'"
+            )
+        self._wandb: Any = wandb
+        self._config, self._info = config, run
+        self._run: Any = None
+
+    def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
+        self._run = self._wandb.init(
+            project=self._config.project,
+            name=self._info.name,
+            id=self._info.name,
+            resume="allow",
+            mode=self._config.mode,
+            dir=str(self._info.directory),
+            config=dict(config),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
+        table = self._wandb.Table(columns=["prompt", "completion", "reward"])
+        for sample in samples:
+            table.add_data(sample.prompt, sample.completion, sample.reward)
+        self._run.log({"samples": table}, step=step)
+
+    def finish(self, summary: Mapping[str, object]) -> None:
+        if self._run is not None:
+            self._run.summary.update({name: value for name, value in summary.items() if value is not None})
+            self._run.finish()
+            self._run = None
