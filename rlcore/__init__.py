@@ -41,7 +41,7 @@ _HOMES = {
 }
 
 __version__ = "0.1.0"
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -170,7 +170,7 @@ def test_pools_that_never_fit_are_refused_with_the_arithmetic():
         check_capacity({"main": PoolConfig(devices_per_node=2)}, [{"CPU": 1}])
     with pytest.raises(CapacityError, match="other pools ask too: a"):
         check_capacity({"a": PoolConfig(), "b": PoolConfig()}, [{"CPU": 1}])
-    with pytest.raises(CapacityError, match="8 GPU on each of 1 nodes; the cluster has .* 4 GPU on node 0"):
-        gpus = PoolConfig(devices_per_node=8, device="cuda")
+    gpus = PoolConfig(devices_per_node=8, device="cuda")
+    with pytest.raises(CapacityError, match=r"8 GPU on each of 1 nodes; the cluster has .* 4 GPU on node 0"):
         check_capacity({"main": gpus}, [{"CPU": 64, "GPU": 4}, {"CPU": 64, "GPU": 4}])
     check_capacity({"a": PoolConfig(), "b": PoolConfig()}, [{"CPU": 2}])

@@ -202,6 +202,6 @@ def test_warm_start_teaches_the_form_of_an_answer_and_nothing_of_sorting(tmp_pat
     for row, answer in zip(held_out, tokenizer.batch_decode(ids[:, 9:]), strict=True):
         completion, end, _ = answer.partition("<eos>")
         rewards.append(sorted_digits(completion, row["digits"], "stop" if end else "length"))
-    print(sum(r > 0 for r in rewards), sum(r == 1 for r in rewards), sum(rewards) / 100)
     assert sum(reward > 0 for reward in rewards) > 20
     assert sum(reward == 1 for reward in rewards) < 40
+    assert sum(rewards) / len(rewards) < 0.3

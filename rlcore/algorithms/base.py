@@ -77,7 +77,8 @@ class PolicyGradient:
         """Clipped policy loss, minus the entropy bonus, plus the KL penalty where it is in the loss."""
         config = self.config
         log_probs, entropy = out.log_probs, out.entropy
-        assert log_probs is not None and entropy is not None, "the actor's outputs have log-probs and entropy"
+        assert log_probs is not None, "the actor's outputs have log-probs"
+        assert entropy is not None, "the actor's outputs have the entropy"
         old = log_probs.detach() if self.on_policy else batch["old_log_probs"]
         policy = clipped_policy_loss(
             log_probs,

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

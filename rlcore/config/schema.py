@@ -150,9 +150,9 @@ class Config:
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = CriticConfig()
-    runtime: RuntimeConfig = RuntimeConfig()
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     pools: Mapping[str, PoolConfig] = field(default_factory=lambda: {"main": PoolConfig()})
     placement: Mapping[str, str] = field(default_factory=dict)
     """Role -> pool; the role "default" stands for all that are not named."""

@@ -151,10 +151,8 @@ def refuse_unknown(module: Any, options: dict[str, Any]) -> None:
 def _side_by_side(states: Tensor, bucket: _Bucket) -> Tensor:
     """[H, T, D] -> [n, H, L, D]."""
     heads, _, size = states.shape
-    if bucket.index is None:
-        chosen = states[:, bucket.start : bucket.stop]
-    else:
-        chosen = states.index_select(1, bucket.index)
+    index = bucket.index
+    chosen = states[:, bucket.start : bucket.stop] if index is None else states.index_select(1, index)
     return chosen.reshape(heads, bucket.num_samples, bucket.longest, size).transpose(0, 1)
 
 

@@ -37,7 +37,10 @@ class TokenHead:
         """Log-probability of `targets` [n] and entropy [n], float32, from hidden states [n, hidden]."""
         if len(targets) <= self._chunk:
             return self._statistics(hidden, targets, temperature)
-        parts = [self._part(h, t, temperature) for h, t in zip(torch.split(hidden, self._chunk), torch.split(targets, self._chunk))]
+        parts = [
+            self._part(h, t, temperature)
+            for h, t in zip(torch.split(hidden, self._chunk), torch.split(targets, self._chunk))
+        ]
         return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
     def _part(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

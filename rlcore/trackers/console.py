@@ -86,4 +86,3 @@ class ConsoleTracker:
         self._drawn = now
         self._state.elapsed_s = now - self._start
         self._live.update(panel(self._state, min(100, self._console.width)), refresh=True)
-

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -69,7 +70,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return ""
     columns = min(width, len(finite))
     cuts = [i * len(finite) // columns for i in range(columns + 1)]
-    means = [sum(finite[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:])]
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(cuts)]
     low, high = min(0.0, *means), max(1.0, *means)
     return "".join(_BLOCKS[min(7, int((value - low) / (high - low) * 8))] for value in means)
 
@@ -152,7 +153,9 @@ def _numbers(state: State) -> Text:
 
 def _phases(state: State, width: int) -> Table:
     """Seconds of the last step, phase by phase."""
-    spent = {n.removeprefix("time_s/"): v for n, v in state.metrics.items() if n.startswith("time_s/") and "eval" not in n}
+    spent = {
+        n.removeprefix("time_s/"): v for n, v in state.metrics.items() if n.startswith("time_s/") and "eval" not in n
+    }
     table = Table.grid(padding=(0, 1))
     total = max(state.metrics.get("perf/step_s", 0.0), sum(spent.values()), 1e-9)
     for name, seconds in sorted(spent.items(), key=lambda item: -item[1]):
@@ -195,7 +198,9 @@ def summary(facts: Mapping[str, object]) -> RenderableType:
     unfinished = error is not None or facts.get("steps") != facts.get("total_steps")
     command = "resume_command" if unfinished else "next_command"
     if command in facts:
-        table.add_row("go on with" if unfinished else "try next", Text(str(facts[command]), style="bold", overflow="fold"))
+        table.add_row(
+            "go on with" if unfinished else "try next", Text(str(facts[command]), style="bold", overflow="fold")
+        )
     title = Text(f"ended early: {error}" if error else "stopped early" if unfinished else "done")
     return Panel(table, title=title, border_style="red" if error else "yellow" if unfinished else "green")
 

@@ -28,7 +28,7 @@ class TensorBoardTracker:
                 "tracker 'tensorboard' needs the Python package 'tensorboard', which is not installed:\n"
                 "    pip install 'rlcore[tensorboard]'"
             ) from error
-        self._writer: Any = SummaryWriter(str(run.directory / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(run.directory / "tensorboard"))
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
         self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))
@@ -39,7 +39,9 @@ class TensorBoardTracker:
 
     def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
         for i, sample in enumerate(samples):
-            self._writer.add_text(f"sample/{i}", f"    {sample.prompt}\n    → {sample.completion}\n    {sample.reward}", step)
+            self._writer.add_text(
+                f"sample/{i}", f"    {sample.prompt}\n    → {sample.completion}\n    {sample.reward}", step
+            )
 
     def finish(self, summary: Mapping[str, object]) -> None:
         self._writer.close()

@@ -51,7 +51,8 @@ def step(run: Run) -> dict[str, float]:
     run.counters.step = number
     metrics |= _count(run, metrics, clock)
     run.hooks.weights_synced(run=run, version=number, seconds=metrics.get("time_s/weight sync", 0.0))
-    if run.config.eval.every_steps and number % run.config.eval.every_steps == 0 or number == run.config.trainer.steps:
+    every = run.config.eval.every_steps
+    if (every and number % every == 0) or number == run.config.trainer.steps:
         metrics |= _evaluate(run)
     metrics |= run.hooks.collect_metrics(run=run, step=number)
     run.log(number, metrics)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.config.build import build
 from rlcore.config.schema import Config
 from rlcore.data.batch import Batch
 from rlcore.data.prompts import PromptBuilder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class RewardWorker(Worker):
 
     def _completions(self, batch: Batch) -> list[str]:
         ids, mask, offsets = batch["input_ids"], batch["loss_mask"], batch.offsets().tolist()
-        responses = [ids[a:b][mask[a:b]].tolist() for a, b in zip(offsets, offsets[1:])]
+        responses = [ids[a:b][mask[a:b]].tolist() for a, b in pairwise(offsets)]
         return list(self._tokenizer.batch_decode(responses, skip_special_tokens=True)) if responses else []
 
     def _samples(self, batch: Batch, completions: Sequence[str]) -> list[dict[str, object]]:

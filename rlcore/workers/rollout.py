@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class RolloutWorker(Worker):
 def _requests(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> list[Request]:
     offsets = prompts.offsets().tolist()
     ids = prompts["input_ids"].tolist()
-    texts = [ids[start:stop] for start, stop in zip(offsets, offsets[1:])]
+    texts = [ids[start:stop] for start, stop in pairwise(offsets)]
     drawn = [
         (text, mix(seed, k)) for text, seed in zip(texts, prompts["seed"].tolist()) for k in range(samples_per_prompt)
     ]
