@@ -390,13 +390,6 @@ def test_module_that_kills_its_process_is_named(tmp_path):
         RewardExecutor([RewardSpec("x", f"{path}:f")])
 
 
-def test_inline_scoring_says_that_the_timeout_does_not_act(spec, caplog):
-    score([spec("length")], samples(), num_processes=0, timeout_s=5)
-
-    assert [record.getMessage() for record in caplog.records] == [
-        "rewards run in this process (num_processes=0): timeout_s=5 does not act"
-    ]
-
 
 def test_child_that_died_between_two_calls_is_replaced_without_blame(spec):
     with RewardExecutor([spec("pid")]) as executor:

@@ -12,7 +12,7 @@ import torch
 from rlcore.algorithms.kl import KLConfig, KLController, kl_estimate
 from rlcore.algorithms.losses import clipped_policy_loss
 from rlcore.data.batch import Batch
-from rlcore.errors import ConfigError
+from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.types import Average, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore.workers.averaging import count
@@ -36,8 +36,14 @@ class PolicyGradientConfig:
     kl: KLConfig = field(default_factory=KLConfig)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.minibatches < 1:
-            raise ConfigError("algorithm.epochs and algorithm.minibatches are at least 1")
+        require(self.epochs >= 1, "epochs", "1 or more", self.epochs, 1)
+        require(self.minibatches >= 1, "minibatches", "1 or more", self.minibatches, 1)
+        per_token = self.average != "row-mean"
+        require(per_token, "average", "an average of terms per token", self.average, "token-mean")
+        require(self.clip_low >= 0, "clip_low", "0 or more", self.clip_low, 0.2)
+        require(self.clip_high >= 0, "clip_high", "0 or more", self.clip_high, 0.2)
+        dual_clip_holds = self.dual_clip == 0 or self.dual_clip > 1
+        require(dual_clip_holds, "dual_clip", "0, or more than 1", self.dual_clip, 3.0)
 
 
 class PolicyGradient:
@@ -106,10 +112,10 @@ class PolicyGradient:
     def update(self, roles: Any, experience: Batch) -> Metrics:
         """Epochs × mini-batches over the trained roles. All calls are sent before the first answer is awaited."""
         metrics, self._metrics = [self._metrics], {}
-        tokens = experience.fetch("num_loss_tokens")
+        sample_id, tokens = experience.fetch("sample_id", "num_loss_tokens")
         trained = [name for name in ("actor", "critic") if name in self.reads()]
         pending = []
-        for rows in self._minibatches(len(experience)):
+        for rows in self._minibatches(sample_id.numpy()):
             mini = experience.take(rows).balance(roles.actor.dp_size)
             counts = count(tokens[torch.from_numpy(rows)])
             pending += [(name, getattr(roles, name).update.submit(mini, counts)) for name in trained]
@@ -129,12 +135,17 @@ class PolicyGradient:
         self._num_updates = int(state["num_updates"])
         self.kl.load_state_dict(state["kl"])
 
-    def _minibatches(self, num_rows: int) -> list[np.ndarray]:
-        """Row numbers of each optimiser step; an order of its own for every pass, none empty."""
+    def _minibatches(self, sample_id: np.ndarray) -> list[np.ndarray]:
+        """Row numbers of each optimiser step; an order of its own for every pass, none empty.
+
+        Which samples come together depends on their ids alone, not on where `balance` has put the rows, so that every
+        data-parallel size takes the same steps.
+        """
+        by_id, num_rows = sample_id.argsort(kind="stable"), len(sample_id)
         parts = []
         for _ in range(self.config.epochs):
             key = [self.config.shuffle_seed, self._num_updates]
-            order = np.random.Generator(np.random.Philox(key=key)).permutation(num_rows)
+            order = np.random.Generator(np.random.Philox(key=key)).permutation(by_id)
             self._num_updates += 1
             cut = np.array_split(order, min(self.config.minibatches, max(1, num_rows)))
             parts += [np.sort(rows) for rows in cut if len(rows)]

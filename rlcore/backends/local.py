@@ -7,6 +7,7 @@ there is no dropout, so a forward pass has the same result in training and in sc
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from rlcore.data.packing import plan_micro_batches
 from rlcore.errors import ModelError
 from rlcore.models import attention
 from rlcore.models.attention import Packing
-from rlcore.models.head import TokenHead, hidden_states
+from rlcore.models.head import TokenHead, hidden_states, use_packed_attention
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
 
 _VALUE_HEAD = "value_head.weight"
+_MOMENTS = "optimizer.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +53,13 @@ class LocalBackend:
         )
         self._context, self._model_config, self._optimizer_config = context, model, optimizer
         self._device = torch.device(context.device)
-        self._model = load_model(model.path, device=context.device, attention=attention.NAME)
+        self._model = load_model(model.path, device=context.device, attention="eager")
         self._token_head = TokenHead(self._model)
-        self._token_head.probe(self._model)
+        use_packed_attention(self._model, self._token_head)
         self._value_head = self._make_value_head() if context.head == "value" else None
         self._num_steps = 0
         if context.trained and model.gradient_checkpointing:
-            self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self._model.train()  # transformers checkpoints only in training mode
-            _no_dropout(self._model)
+            _checkpoint_activations(self._model)
         self._names = self._trained_parameters() if context.trained else {}
         self._optimizer = make_adamw(list(self._names), optimizer) if context.trained else None
         if not context.trained:
@@ -122,7 +122,7 @@ class LocalBackend:
             if self._value_head is not None:
                 save_file({_VALUE_HEAD: self._value_head.weight.detach()}, directory / "value_head.safetensors")
             if self._optimizer is not None:
-                save_file(optimizer_tensors(self._optimizer, self._names), directory / "optimizer.safetensors")
+                save_file(optimizer_tensors(self._optimizer, self._names), directory / _MOMENTS)
             (directory / "backend.json").write_text(json.dumps({"num_steps": self._num_steps}))
 
     def load(self, directory: Path) -> None:
@@ -141,7 +141,7 @@ class LocalBackend:
                 f" {different[0]}\nGive the model.path that the run began with."
             )
         head = load_file(_need(directory / "value_head.safetensors")) if self._value_head is not None else {}
-        moments = load_file(_need(directory / "optimizer.safetensors")) if self._optimizer is not None else {}
+        moments = load_file(_need(directory / _MOMENTS)) if self._optimizer is not None else {}
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(fresh[name])
@@ -150,6 +150,14 @@ class LocalBackend:
         if self._optimizer is not None:
             restore_optimizer(self._optimizer, self._names, moments)
         self._num_steps = int(state["num_steps"])
+
+    @staticmethod
+    def export(source: Path, target: Path) -> None:
+        """`save` writes that layout already; what only training needs stays behind."""
+        _need(source / "config.json")
+        for file in (*source.glob("*config.json"), *source.glob("*.safetensors*")):
+            if file.name != _MOMENTS:
+                shutil.copyfile(file, target / file.name)
 
     def offload(self) -> None:
         self._move("cpu")
@@ -245,6 +253,16 @@ def _spread(values: Tensor, where: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(len(like), dtype=values.dtype, device=values.device).index_put((where,), values)
 
 
+def _checkpoint_activations(model: Any) -> None:
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(options)
+    else:  # its name before transformers 5.23
+        model.gradient_checkpointing_enable(options)
+    model.train()  # transformers checkpoints only in training mode
+    _no_dropout(model)
+
+
 def _no_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -260,4 +278,4 @@ def _need(path: Path) -> Path:
 
 
 def _read_model(directory: Path) -> Any:
-    return load_model(str(directory), attention=attention.NAME)
+    return load_model(str(directory))

@@ -56,11 +56,15 @@ class _Typed:
     value: str
 
 
-def compose(overrides: Sequence[str], *, complete: bool = True) -> Composed:
+def compose(
+    overrides: Sequence[str], *, complete: bool = True, base: Mapping[str, Any] | None = None, origin: str = ""
+) -> Composed:
     """Compose the config of a run from `key=value` texts.
 
     Args:
         complete: False puts `REQUIRED` where a required setting is missing, to look at a config.
+        base: plain values that take the place of the defaults, such as those that a checkpoint was trained with.
+        origin: where they come from.
 
     Raises:
         ConfigError: whatever is wrong, with the text as typed.
@@ -70,6 +74,7 @@ def compose(overrides: Sequence[str], *, complete: bool = True) -> Composed:
     stack = _Stack({section: defaults[section] for section in ("pools", *PLUGIN_SECTIONS)})
     if not complete:
         stack.put({"model": {"path": REQUIRED}, "data": {"train": REQUIRED}}, "")
+    stack.put(base or {}, origin)
     for item in sorted(typed, key=lambda item: item.key != "preset"):
         if item.key in _GROUPS:
             _put_group(stack, item)

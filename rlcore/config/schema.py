@@ -13,6 +13,8 @@ from typing import Any, Literal
 from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import RuntimeConfig
 from rlcore.data.prompts import PromptOptions
+from rlcore.errors import require
+from rlcore.errors import require
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 
 
@@ -63,6 +65,20 @@ class SamplingConfig:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        require(self.samples_per_prompt >= 1, "samples_per_prompt", "1 or more", self.samples_per_prompt, 8)
+        require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 1.0)
+        require(self.top_k >= 0, "top_k", "0 or more", self.top_k, 0)
+        require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
+        require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p, 0.0)
+        require(self.max_response_tokens >= 1, "max_response_tokens", "1 or more", self.max_response_tokens, 256)
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, "temperature", "0 (greedy) or more", self.temperature, 1.0)
+        require(self.top_k >= 0, "top_k", "0 (all tokens) or more", self.top_k, 0)
+        require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
+        require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p, 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
@@ -75,6 +91,12 @@ class TrainerConfig:
     """Steps in a row with a gradient that is not finite, after which the run stops."""
     log_samples: int = 4
     """Samples written to samples.jsonl per step."""
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "steps", "0 or more", self.steps, 100)
+        require(self.prompts_per_step >= 1, "prompts_per_step", "1 or more", self.prompts_per_step, 32)
+        require(self.max_skipped_steps >= 1, "max_skipped_steps", "1 or more", self.max_skipped_steps, 3)
+        require(self.log_samples >= 0, "log_samples", "0 or more", self.log_samples, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +111,12 @@ class EvalConfig:
     pass_threshold: float = 1.0
     """A sample passes when its reward is at least this."""
 
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 20)
+        require(self.max_prompts >= 1, "max_prompts", "1 or more", self.max_prompts, 256)
+        require(self.samples_per_prompt >= 1, "samples_per_prompt", "1 or more", self.samples_per_prompt, 1)
+        require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
@@ -97,6 +125,10 @@ class CheckpointConfig:
     every_steps: int = 50
     """0: only at the end."""
     keep_last: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 50)
+        require(self.keep_last >= 1, "keep_last", "1 or more", self.keep_last, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +160,10 @@ class RewardConfig:
     timeout_s: float = 10.0
     """Per sample."""
     on_error: Literal["raise", "zero", "drop"] = "raise"
+
+    def __post_init__(self) -> None:
+        require(self.num_processes >= 0, "num_processes", "0 or more", self.num_processes, 1)
+        require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from rlcore.errors import CapacityError
+from rlcore.errors import CapacityError, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +17,17 @@ class PoolConfig:
 
     nodes: int = 1
     devices_per_node: int = 1
-    device: str = "auto"
-    """auto, cpu or cuda; auto is cuda where there is a GPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto is cuda where there is a GPU."""
     cpus_per_device: int = 1
     """CPU cores, and threads, of each host process."""
     python: str = ""
     """Interpreter of this pool's processes; empty: the controller's. Same Python and Ray versions are required."""
+
+    def __post_init__(self) -> None:
+        require(self.nodes >= 1, "nodes", "1 or more", self.nodes, 1)
+        require(self.devices_per_node >= 1, "devices_per_node", "1 or more", self.devices_per_node, 1)
+        require(self.cpus_per_device >= 1, "cpus_per_device", "1 or more", self.cpus_per_device, 1)
 
     @property
     def num_devices(self) -> int:

@@ -134,6 +134,7 @@ class RayRuntime:
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(_is_news)
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if self.config.address:
             ray.init(address=self.config.address, **options)
@@ -234,4 +235,9 @@ def _environment(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:
 
 def _cause(error: BaseException) -> str:
     """The first lines of Ray's text; the rest repeats them."""
-    return " ".join(str(error).split("\n")[:6])
+    return " ".join(" ".join(str(error).split("\n")[:6]).split())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """That a cluster of one's own is protected by a token is the default, and nothing to do about."""
+    return "authentication is enabled" not in record.getMessage()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from rlcore.protocols.dispatch import Call
 class RuntimeConfig:
     """How processes are started and waited for."""
 
-    name: str = "ray"
-    """ray or local."""
+    name: Literal["ray", "local"] = "ray"
+    """local: everything in this process, for a debugger."""
     address: str = ""
     """Of a running Ray cluster; empty starts one on this machine."""
     start_timeout_s: float = 180.0

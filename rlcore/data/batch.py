@@ -58,6 +58,7 @@ class Batch:
         Raises:
             ValueError: a column has the wrong length, or one name stands for two columns.
         """
+        lengths = torch.tensor(lengths) if isinstance(lengths, np.ndarray) else lengths
         lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
         num_rows, num_tokens = len(lengths), int(lengths.sum())
         token_columns = {name: _tensor(value) for name, value in (tokens or {}).items()}

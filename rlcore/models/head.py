@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rlcore.errors import ModelError
+from rlcore.models import attention
 from rlcore.models.attention import Packing
 
 _CHUNK_VALUES = 2**25
 """Logits in one chunk: 128 MB in float32."""
+_TOLERANCE = 1e-4
+"""Of float32 logits, relative to the largest."""
 
 
 class TokenHead:
@@ -56,24 +59,6 @@ class TokenHead:
         entropy = normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
         return chosen - normaliser, entropy
 
-    def probe(self, model: Any) -> None:
-        """Compare with the model's own logits on a few tokens.
-
-        Raises:
-            ModelError: its class does something to logits that is not known here.
-        """
-        device = next(model.parameters()).device
-        ids = torch.arange(5, device=device)[None]
-        packing = Packing([5], device)
-        with torch.no_grad():
-            own = model(ids, position_ids=packing.position_ids, use_cache=False, packing=packing).logits[0].float()
-            ours = self.logits(hidden_states(model, ids, packing))
-        if not torch.allclose(own, ours, atol=1e-3, rtol=1e-3):
-            raise ModelError(
-                f"{type(model).__name__} changes its logits in a way that rlcore does not know"
-                f" (largest difference {float((own - ours).abs().max()):.3g})\nUse another backend for this model."
-            )
-
 
 def hidden_states(model: Any, input_ids: Tensor, packing: Packing) -> Tensor:
     """[T, hidden] of packed samples, after the last norm."""
@@ -82,3 +67,32 @@ def hidden_states(model: Any, input_ids: Tensor, packing: Packing) -> Tensor:
     )
     states: Tensor = out.last_hidden_state[0]
     return states
+
+
+@torch.no_grad()
+def use_packed_attention(model: Any, head: TokenHead) -> None:
+    """Switch the model to the packed attention, and compare two packed samples with what it computes by itself.
+
+    Raises:
+        ModelError: samples reach each other by another way than attention, or its class does something to attention or
+            logits that is not known here.
+    """
+    device = next(model.parameters()).device
+    ids = torch.arange(1, 7, device=device) % model.config.get_text_config().vocab_size
+    samples = (ids, ids[2:])
+    own = torch.cat([model(sample[None], use_cache=False).logits[0].float() for sample in samples])
+    packing = Packing([len(sample) for sample in samples], device)
+    try:
+        model.set_attn_implementation(attention.NAME)
+        found = head.logits(hidden_states(model, torch.cat(samples)[None], packing))
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(_unsupported(model, str(error))) from error
+    difference = float((found - own).abs().max()) / max(1.0, float(own.abs().max()))
+    if not difference <= _TOLERANCE:
+        raise ModelError(_unsupported(model, f"its logits differ by {difference:.2g} when samples are packed"))
+
+
+def _unsupported(model: Any, reason: str) -> str:
+    return f"backend=local cannot train {type(model).__name__}: {reason}\nUse another backend for this model."

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ModelError, did_you_mean
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_COPIED_FILES = (
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
+)
 
 
 def check_directory(path: str) -> Path:
@@ -61,6 +70,13 @@ def _load_tokenizer(path: str) -> Any:
     return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files byte for byte from one directory to another."""
+    for pattern in _COPIED_FILES:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, target / file.name)
+
+
 def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: str = "sdpa") -> Any:
     """A causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
 
@@ -69,19 +85,29 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
     """
     import torch
     import transformers
+    from safetensors import SafetensorError
 
     directory = check_directory(path)
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype or torch.float32,
             attn_implementation=attention,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
         )
-    except (ValueError, OSError, KeyError) as error:
-        raise ModelError(f"model.path={path} cannot be loaded as a causal language model: {error}") from error
+    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(
+            f"model.path={path} cannot be loaded as a causal language model: {str(error).partition(chr(10))[0]}\n"
+            "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
+        ) from error
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"
+            "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
+        )
     return model.to(device).eval()

@@ -112,6 +112,12 @@ class Backend(Protocol):
     def load(self, directory: Path) -> None:
         """The inverse of `save`; another world size is allowed. Nothing changes when something is missing."""
 
+    @staticmethod
+    def export(source: Path, target: Path) -> None:
+        """Write what `save` left in `source` as a Hugging Face model into the existing directory `target`.
+
+        Called by `rlcore export` in a process without devices or process group; the core adds the tokenizer."""
+
     def offload(self) -> None:
         """Free the device for the rollout. May be called twice."""
 

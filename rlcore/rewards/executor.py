@@ -53,12 +53,10 @@ class RewardExecutor:
         timeout_s: float = 10.0,
         start_timeout_s: float = 120.0,
     ) -> None:
-        """`num_processes=0` scores in this process, for a debugger; nothing ends a hang then."""
+        """`num_processes=0` scores in this process: fast, good for a debugger, and nothing ends a hang."""
         _check_names(specs)
         self._weights = {spec.name: spec.weight for spec in specs}
         self._inline = Scorer(specs, None) if num_processes == 0 else None
-        if self._inline:
-            logger.warning("rewards run in this process (num_processes=0): timeout_s=%g does not act", timeout_s)
         self._children: list[_Child] = []
         self._close = weakref.finalize(self, _close_all, self._children, self._inline)
         try:

@@ -45,9 +45,7 @@ class JSONLTracker:
 
     def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
         for sample in samples:
-            record = asdict(sample)
-            record["parts"] = {name: value if math.isfinite(value) else None for name, value in sample.parts.items()}
-            self._write(self.samples_path, record)
+            self._write(self.samples_path, _finite(asdict(sample)))
 
     def finish(self, summary: Mapping[str, object]) -> None:
         for file in self._files.values():
@@ -58,6 +56,15 @@ class JSONLTracker:
         file = self._files[path]
         file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         file.flush()
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for what JSON has no number for; data sets bring NaN where a cell is empty."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _move_aside(path: Path) -> None:
@@ -74,8 +81,8 @@ def _cut_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     beside = path.with_suffix(".cut")
-    with path.open(encoding="utf-8") as old, beside.open("w", encoding="utf-8") as new:
+    with path.open("rb") as old, beside.open("wb") as new:  # bytes: a line may end in the middle of a character
         for line in old:
-            if line.endswith("\n") and int(json.loads(line)["step"]) <= step:
+            if line.endswith(b"\n") and int(json.loads(line)["step"]) <= step:
                 new.write(line)
     beside.replace(path)

@@ -22,15 +22,21 @@ class TensorBoardTracker:
 
     def __init__(self, config: TensorBoardConfig, run: RunInfo) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise UserError(
                 "tracker 'tensorboard' needs the Python package 'tensorboard', which is not installed:\n"
                 "    pip install 'rlcore[tensorboard]'"
             ) from error
-        self._writer: Any = SummaryWriter(str(run.directory / "tensorboard"))
+        self._directory = run.directory / "tensorboard"
+        self._writer: Any = None
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
+        """A resume hides what an abandoned part logged after its checkpoint."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        abandoned = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(self._directory), purge_step=abandoned)
         self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -44,4 +50,5 @@ class TensorBoardTracker:
             )
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

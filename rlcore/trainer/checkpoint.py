@@ -71,22 +71,42 @@ class Checkpoints:
             raise RunError(
                 f"checkpoint of step {step} could not be written: {error}\n{good}; free space there and resume."
             ) from error
-        self._forget_old()
+        self._forget_before(step)
         return final
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are passed over with a warning."""
-        for path in sorted(self.directory.glob(f"{_PREFIX}*"), reverse=True):
+        for path in reversed(self._paths()):
             problem = damage(path)
             if problem is None:
                 return read_checkpoint(path)
             logger.warning("%s is not complete (%s); looking for an earlier one", path, problem)
         return None
 
-    def _forget_old(self) -> None:
-        paths = sorted(self.directory.glob(f"{_PREFIX}*"))
-        for path in paths[: max(0, len(paths) - self._keep_last)]:
+    def set_aside(self) -> None:
+        """A run that starts anew leaves the checkpoints of an earlier run of its name, under another name."""
+        if not self._paths():
+            return
+        number = 1
+        while (old := self.directory.with_name(f"{self.directory.name}.{number}")).exists():
+            number += 1
+        self.directory.rename(old)
+        logger.warning("the checkpoints of an earlier run are now in %s", old)
+
+    def _paths(self) -> list[Path]:
+        """Checkpoint directories, complete or not, by step."""
+        paths = [path for path in self.directory.glob(f"{_PREFIX}*") if _step(path).isdigit()]
+        return sorted(paths, key=lambda path: int(_step(path)))
+
+    def _forget_before(self, step: int) -> None:
+        """Keep this one and the last few before it; a later one is damaged and counts for nothing."""
+        older = [path for path in self._paths() if int(_step(path)) < step]
+        for path in older[: max(0, len(older) - self._keep_last + 1)]:
             shutil.rmtree(path)
+
+
+def _step(path: Path) -> str:
+    return path.name.removeprefix(_PREFIX)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -30,7 +30,10 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"eval       {plan.eval_prompts.name}: {held_out:,} of {len(plan.eval_prompts.batch):,} prompts")
     lines += [_plugin_line("algorithm", plan.algorithm.resolved), _plugin_line("backend", plan.backend.resolved)]
     lines += [_plugin_line("rollout", plan.rollout.resolved)]
-    lines += [f"reward     {' + '.join(f'{r.weight:g} × {r.name}' for r in plan.rewards)}"]
+    where = (
+        f"{config.reward.num_processes} processes" if config.reward.num_processes else "in its host, without time-out"
+    )
+    lines += [f"reward     {' + '.join(f'{r.weight:g} × {r.name}' for r in plan.rewards)} ({where})"]
     lines += [f"runtime    {config.runtime.name}", *_arithmetic(plan), *_memory(plan, size)]
     return lines
 
@@ -66,14 +69,14 @@ def _memory(plan: Plan, size: ModelSize) -> list[str]:
     config = plan.config
     lines = []
     for role, pool in plan.placement.items():
-        estimate = _estimate(config, role, size)
         place = config.pools[pool]
+        estimate = _estimate(config, role, size, place.num_devices)
         where = f"{pool} ({place.nodes} × {place.devices_per_node} {place.device})"
         lines.append(f"role       {role:<10} pool {where:<22} {human(estimate) if estimate else '-':>9} per device")
     return lines
 
 
-def _estimate(config: Config, role: str, size: ModelSize) -> int:
+def _estimate(config: Config, role: str, size: ModelSize, num_devices: int) -> int:
     half = config.model.precision == "bfloat16"
     if role in TRAINED:
         return trained_bytes(
@@ -83,7 +86,8 @@ def _estimate(config: Config, role: str, size: ModelSize) -> int:
             checkpointing=config.model.gradient_checkpointing,
         )
     if role == "rollout":
-        sequences = config.trainer.prompts_per_step * config.sampling.samples_per_prompt
+        prompts = even_sizes(config.trainer.prompts_per_step, num_devices)[0]  # the largest share
+        sequences = prompts * config.sampling.samples_per_prompt
         tokens = config.data.max_prompt_tokens + config.sampling.max_response_tokens
         return rollout_bytes(size, num_sequences=sequences, max_tokens=tokens, half=half)
     return frozen_bytes(size) if role != "reward" else 0

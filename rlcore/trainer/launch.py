@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints
 from rlcore.trainer.plan import Plan
+from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run
 from rlcore.types import Sampling
@@ -42,7 +43,7 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
             plan.prompts.fingerprint,
         ),
         prompts=plan.prompts.batch,
-        eval_prompts=_eval_prompts(plan),
+        eval_prompts=held_out(plan.eval_prompts, config) if plan.eval_prompts else None,
         checkpoints=Checkpoints(plan.directory / "checkpoints", config.checkpoint.keep_last),
         trackers=[tracker.resolved.object(tracker.config, info) for tracker in plan.trackers],
         hooks=hooks,
@@ -58,27 +59,37 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
 
 def _start(plan: Plan, run: Run) -> None:
     config, runtime = plan.config, run.runtime
+    if plan.resume is None:
+        run.checkpoints.set_aside()
     for tracker in run.trackers:
         tracker.start(flatten(config), resume_step=plan.resume.step if plan.resume else None)
     runtime.traffic.on_call = run.phase
     run.phase("start")
-    used = {name: pool for name, pool in config.pools.items() if name in plan.placement.values()}
-    runtime.start(used, {name: _environment(run, name, plan, pool.num_devices) for name, pool in used.items()})
-    groups = {role: _spawn(plan, runtime, role) for role in plan.workers}
-    run.roles = Roles(
-        groups,
-        sampling=sampling(config),
-        samples_per_prompt=config.sampling.samples_per_prompt,
-        reward=config.reward,
-        on_scored=run.note_scored,
-    )
-    run.roles.transfer = _transfer(config, groups)
+    run.roles = start_roles(plan, runtime, run.hooks, list(plan.workers), run.note_scored)
+    run.roles.transfer = _transfer(config, run.roles.groups)
     if plan.resume is not None:
         run.phase("restore")
         run.restore(plan.resume.state)
         for group in run.roles.trained():
             group.load(str(plan.resume.path))
         run.roles.sync(version=plan.resume.step)
+
+
+def start_roles(
+    plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str], on_scored: Callable[[Batch], None]
+) -> Roles:
+    """Start the pools that these roles need, and make their workers."""
+    config = plan.config
+    placement = {role: pool for role, pool in plan.placement.items() if role in names}
+    pools = {name: pool for name, pool in config.pools.items() if name in placement.values()}
+    runtime.start(pools, {name: _environment(hooks, config, placement, name) for name in pools})
+    return Roles(
+        {role: _spawn(plan, runtime, role) for role in plan.workers if role in names},
+        sampling=sampling(config),
+        samples_per_prompt=config.sampling.samples_per_prompt,
+        reward=config.reward,
+        on_scored=on_scored,
+    )
 
 
 def sampling(config: Config) -> Sampling:
@@ -154,24 +165,22 @@ def _transfer(config: Config, groups: Mapping[str, Any]) -> Any:
     return resolve("transfer", name).object(source=source, target=target)
 
 
-def _environment(run: Run, pool: str, plan: Plan, num_hosts: int) -> list[dict[str, str]]:
+def _environment(hooks: Hooks, config: Config, placement: Mapping[str, str], pool: str) -> list[dict[str, str]]:
     """What plugins want set before a host imports anything, for each rank of a pool."""
-    roles = [role for role, placed in plan.placement.items() if placed == pool]
+    roles = [role for role, placed in placement.items() if placed == pool]
     environments = []
-    for rank in range(num_hosts):
+    for rank in range(config.pools[pool].num_devices):
         merged: dict[str, str] = {}
         for role in roles:
-            merged |= run.hooks.worker_env(config=plan.config, role=role, rank=rank)
+            merged |= hooks.worker_env(config=config, role=role, rank=rank)
         environments.append(merged)
     return environments
 
 
-def _eval_prompts(plan: Plan) -> Batch | None:
+def held_out(prompts: Prompts, config: Config) -> Batch:
     """Held-out prompts with seeds of their own, the same at every evaluation."""
-    if plan.eval_prompts is None:
-        return None
-    count = min(plan.config.eval.max_prompts, len(plan.eval_prompts.batch))
-    seed = mix(plan.config.run.seed, 1)
-    return plan.eval_prompts.batch.slice(0, count).with_rows(
+    count = min(config.eval.max_prompts, len(prompts.batch))
+    seed = mix(config.run.seed, 1)
+    return prompts.batch.slice(0, count).with_rows(
         group_id=list(range(count)), seed=[mix(seed, i) for i in range(count)]
     )

@@ -22,8 +22,8 @@ from rlcore.trainer.run import Clock, Run, values
 def train(run: Run) -> None:
     """Train until the configured step, or until a signal asks to stop; a checkpoint is written at the end."""
     error: BaseException | None = None
-    run.hooks.run_start(run=run)
     try:
+        run.hooks.run_start(run=run)
         with _signals(run):
             if run.counters.step == 0:
                 run.log(0, _evaluate(run))
@@ -80,16 +80,16 @@ def save(run: Run) -> None:
 
 
 def _evaluate(run: Run) -> dict[str, float]:
+    if run.eval_prompts is None:
+        return {}
     run.phase("evaluate")
     clock = Clock()
-    metrics = evaluate(run)
+    metrics, _ = evaluate(run.roles, run.eval_prompts, run.config.eval)
     run.runtime.traffic.take()
-    if metrics:
-        metrics["time_s/evaluate"] = clock.seconds
-        run.counters.last_eval = metrics["eval/pass_rate"]
-        if run.counters.first_eval is None:
-            run.counters.first_eval = metrics["eval/pass_rate"]
-    return metrics
+    run.counters.last_eval = metrics["eval/pass_rate"]
+    if run.counters.first_eval is None:
+        run.counters.first_eval = metrics["eval/pass_rate"]
+    return metrics | {"time_s/evaluate": clock.seconds}
 
 
 def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float]:

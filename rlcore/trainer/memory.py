@@ -1,7 +1,8 @@
 """An estimate of memory per device and role, from the model directory alone; nothing is loaded.
 
-Counted: parameters, gradients, AdamW moments (all float32), activations of one micro-batch, logits of one chunk, and the
-cache of keys and values of the requests that run together. Not counted: the framework itself (0.5 to 1 GB a process).
+Counted: parameters, gradients, AdamW moments (all float32), activations of one micro-batch, and the cache of keys and
+values of the requests that run together. Not counted: logits, of which one chunk of tokens exists at a time (about half
+a gigabyte with its gradient), and the framework itself (0.5 to 1 GB a process).
 """
 
 from __future__ import annotations

@@ -84,6 +84,8 @@ def make_plan(config: Config, directory: Path) -> Plan:
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(rewards, data)
     _check_columns(config, instance, workers, prompts)
+    if config.transfer != "auto":
+        resolve("transfer", config.transfer)
     return Plan(
         config=config,
         directory=directory,

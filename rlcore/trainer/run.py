@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlcore.config.build import flatten, to_plain
 from rlcore.config.schema import Config
 from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
@@ -91,7 +92,7 @@ class Run:
             return
         some = self.scored.take(range(min(self.config.trainer.log_samples, len(self.scored))))
         shares: list[Any] = self.roles.reward.examples(some)
-        records = [_record(step, row) for share in shares for row in share]
+        records = [record(step, row) for share in shares for row in share]
         for tracker in self.trackers:
             tracker.log_samples(step, records)
 
@@ -110,10 +111,11 @@ class Run:
             "loader": self.loader.state_dict(),
             "algorithm": self.algorithm.state_dict(),
             "versions": dict(self.versions),
+            "config": to_plain(self.config),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`; says which versions changed."""
+        """The inverse of `state`; says which versions and settings changed."""
         self.counters = Counters(**state["counters"])
         self.loader.load_state_dict(state["loader"])
         self.algorithm.load_state_dict(state["algorithm"])
@@ -122,6 +124,10 @@ class Run:
                 logger.warning(
                     "%s was %s when the checkpoint was written, now %s", package, version, self.versions.get(package)
                 )
+        before, now = flatten(state["config"]), flatten(self.config)
+        for name in sorted({*before, *now}):
+            if before.get(name) != now.get(name) and not name.startswith("run."):
+                logger.warning("%s is %s; it was %s up to this checkpoint", name, now.get(name), before.get(name))
 
 
 class Clock:
@@ -144,7 +150,8 @@ _NOT_COLUMNS = frozenset({"prompt", "completion", "reward", "prompt_id", "sample
 _HIDDEN = frozenset({"seed", "group_id", "policy_version", "truncated", "reward_status", "num_loss_tokens"})
 
 
-def _record(step: int, row: Mapping[str, Any]) -> SampleRecord:
+def record(step: int, row: Mapping[str, Any]) -> SampleRecord:
+    """A scored sample, as `RewardWorker.examples` gives it, for trackers."""
     from rlcore.workers.reward import PART_PREFIX
 
     parts = {name.removeprefix(PART_PREFIX): value for name, value in row.items() if name.startswith(PART_PREFIX)}

@@ -24,14 +24,15 @@ def count(num_loss_tokens: Tensor) -> Counts:
 def reduce_terms(terms: LossTerms, batch: Batch, counts: Counts) -> Tensor:
     """This micro-batch's part of the averaged loss, a scalar.
 
-    Terms outside `loss_mask` reach neither value nor gradient, whatever they are.
+    Terms outside `loss_mask`, and of rows without loss tokens, reach neither value nor gradient, whatever they are.
 
     Raises:
         ValueError: terms of a wrong shape, or an unknown average.
     """
     if terms.average == "row-mean":
         _check_shape(terms.terms, len(batch), "one term per row", terms.average)
-        return terms.terms.sum() / max(1, counts.rows)
+        seen = batch.per_row(batch["loss_mask"].long()) > 0
+        return torch.where(seen, terms.terms, torch.zeros_like(terms.terms)).sum() / max(1, counts.rows)
     _check_shape(terms.terms, batch.num_tokens, "one term per token", terms.average)
     mask = batch["loss_mask"]
     kept = torch.where(mask, terms.terms, torch.zeros_like(terms.terms))

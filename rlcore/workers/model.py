@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
+from rlcore.models.load import copy_tokenizer
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
@@ -79,6 +80,8 @@ class ModelWorker(Worker):
     def save_to(self, directory: Path) -> None:
         if self.trained:
             self.backend.save(directory)
+            if self.context.rank == 0:
+                copy_tokenizer(Path(self.options.model.path), directory)
 
     def load_from(self, directory: Path) -> None:
         if self.trained:

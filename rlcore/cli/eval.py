@@ -1,0 +1,114 @@
+"""`rlcore eval`: score a checkpoint or a model on held-out prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcore.config.schema import Config
+    from rlcore.data.batch import Batch
+    from rlcore.trainer.roles import Roles
+
+_EXAMPLES = """\
+examples:
+  rlcore eval outputs/RUN                                  the newest checkpoint, with the settings of its run
+  rlcore eval outputs/RUN eval.samples_per_prompt=8 eval.temperature=1
+  rlcore eval DIR data.eval=test.jsonl reward=gsm8k        any model in Hugging Face layout
+  rlcore eval DIR preset=quickstart --samples samples.jsonl
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="rlcore eval",
+        description="Score a checkpoint or a model on the prompts of data.eval. Settings are key=value, as for train.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="a run, one of its checkpoints, or a model directory")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
+    parser.add_argument("--samples", type=Path, metavar="FILE", help="write every sample with its reward, as JSONL")
+    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    options = parser.parse_intermixed_args(list(argv))
+    with _located(options.model) as (model, base):
+        metrics, seconds = _run(model, base, options.overrides, options.samples)
+    if options.json:
+        print(json.dumps(metrics | {"seconds": seconds}))
+        return 0
+    for name, value in metrics.items():
+        print(f"{name.removeprefix('eval/'):<16} {value:g}")
+    print(f"{'seconds':<16} {seconds:.1f}")
+    return 0
+
+
+@contextmanager
+def _located(path: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+    """The model directory, and the settings of the run when it is a checkpoint."""
+    from rlcore.trainer.export import export, find_checkpoint
+
+    if (path / "config.json").is_file():
+        yield path, None
+        return
+    checkpoint = find_checkpoint(path)
+    with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as directory:
+        model = Path(directory) / "model"
+        export(checkpoint, model)
+        yield model, checkpoint.state["config"]
+
+
+def _run(
+    model: Path, base: dict[str, Any] | None, overrides: Sequence[str], samples: Path | None
+) -> tuple[dict[str, float], float]:
+    """Start the rollout and the rewards, nothing else, and evaluate once."""
+    from rlcore.controller.runtime import make_runtime
+    from rlcore.hooks.manager import Hooks
+    from rlcore.trainer.evaluate import evaluate
+    from rlcore.trainer.launch import held_out, start_roles
+    from rlcore.trainer.plan import make_plan
+
+    config = _config(model, base, overrides)
+    hooks = Hooks(config.plugins.hooks, config.plugins.on_hook_error)
+    hooks.configure(config=config)
+    plan = make_plan(config, Path(config.run.directory))
+    runtime = make_runtime(config.runtime)
+    start = time.perf_counter()
+    try:
+        roles = start_roles(plan, runtime, hooks, ("rollout", "reward"), lambda batch: None)
+        metrics, scored = evaluate(roles, held_out(plan.prompts, config), config.eval)
+        if samples is not None:
+            _write(samples, roles, scored)
+    finally:
+        runtime.shutdown()
+    return metrics, time.perf_counter() - start
+
+
+def _config(model: Path, base: dict[str, Any] | None, overrides: Sequence[str]) -> Config:
+    """The prompts of data.eval stand where a run has those of data.train."""
+    from rlcore.config.compose import compose
+    from rlcore.errors import ConfigError
+    from rlcore.quickstart import locate_assets
+
+    composed = compose([*overrides, f"model.path={model}"], complete=False, base=base, origin="checkpoint")
+    config = locate_assets(composed.config, print)
+    if not config.data.eval:
+        raise ConfigError("no held-out prompts are given.\nType  data.eval=FILE")
+    return replace(config, data=replace(config.data, train=config.data.eval, eval=""))
+
+
+def _write(path: Path, roles: Roles, scored: Batch) -> None:
+    from rlcore.trainer.run import record
+
+    shares: list[Any] = roles.reward.examples(scored)
+    with path.open("w", encoding="utf-8") as file:
+        for row in (row for share in shares for row in share):
+            file.write(json.dumps(asdict(record(0, row)), ensure_ascii=False, default=str) + "\n")

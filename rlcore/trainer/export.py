@@ -1,0 +1,63 @@
+"""From a checkpoint to a directory in Hugging Face layout."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import UserError, did_you_mean
+from rlcore.models.load import copy_tokenizer
+from rlcore.registry import resolve
+from rlcore.trainer.checkpoint import Checkpoint, read_checkpoint
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at a path; of a run's directory, or of its `checkpoints`, the newest.
+
+    Raises:
+        UserError: there is none.
+    """
+    for directory in (path, path / "checkpoints"):
+        steps = sorted(directory.glob("step_*")) if directory.is_dir() else []
+        if steps:
+            return read_checkpoint(steps[-1])
+    if not path.is_dir():
+        siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        raise UserError(
+            f"there is no directory {path}.{did_you_mean(str(path), siblings)}\n"
+            "Give a run or one of its checkpoints:  outputs/RUN  or  outputs/RUN/checkpoints/step_000100"
+        )
+    return read_checkpoint(path)
+
+
+def export(checkpoint: Checkpoint, target: Path, role: str = "actor") -> None:
+    """Write the model of a role, with its tokenizer, into a new directory; beside first, then renamed.
+
+    Raises:
+        UserError: the role has no model in this checkpoint, or `target` is there already.
+    """
+    source = role_directory(checkpoint, role)
+    if target.exists():
+        raise UserError(f"{target} exists already\nGive a new directory, or remove it:  rm -r {target}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.writing")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        backend: Any = resolve("backend", checkpoint.state["config"]["backend"]["name"]).object
+        backend.export(source, beside)
+        copy_tokenizer(source, beside)
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def role_directory(checkpoint: Checkpoint, role: str) -> Path:
+    """Where the backend of a role wrote."""
+    roles = sorted(path.name for path in checkpoint.path.iterdir() if path.is_dir())
+    if role not in roles:
+        raise UserError(
+            f"{checkpoint.path} holds no role '{role}'.{did_you_mean(role, roles)}\nRoles with a model: {', '.join(roles)}"
+        )
+    return checkpoint.path / role

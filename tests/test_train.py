@@ -1,0 +1,201 @@
+"""Whole runs: they learn, they are the same on both runtimes, and they go on where they stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli.train import run as train
+from rlcore.errors import RunError
+
+FAULTS = Path(__file__).with_name("faults.py")
+SMALL = ["preset=quickstart", "trainer.prompts_per_step=8", "sampling.samples_per_prompt=4", "eval.max_prompts=16"]
+TIMES = ("time", "perf/", "time_s/", "controller/")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickstart_assets(tmp_path_factory):
+    """Made once; kept across runs of the tests where the user's cache is."""
+    os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
+
+
+def settings(directory: Path, *more: str, steps: int = 4) -> list[str]:
+    given = {item.partition("=")[0] for item in more}
+    base = [
+        *SMALL,
+        "runtime=local",
+        "trackers=jsonl",
+        f"trainer.steps={steps}",
+        f"run.directory={directory}",
+        "run.name=r",
+    ]
+    return [*(item for item in base if item.partition("=")[0] not in given), *more]
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(TIMES)} for line in lines]
+
+
+def command(*arguments: str, mark: str = "", **env: str) -> subprocess.Popen:
+    own = {**os.environ, **env, "RLCORE_TEST_MARK": mark}
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlcore", "train", *arguments],
+        env=own,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry the mark in their environment, whoever their parent is now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"RLCORE_TEST_MARK={mark}".encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except (FileNotFoundError, PermissionError, ProcessLookupError):
+                continue
+    return found
+
+
+def test_the_quickstart_learns_in_forty_steps(tmp_path):
+    train(settings(tmp_path, "trainer.prompts_per_step=64", "sampling.samples_per_prompt=8", steps=40), dry_run=False)
+    rewards = [line["reward/mean"] for line in metrics(tmp_path)[1:]]
+    assert rewards[0] < 0.15
+    assert sum(rewards[-5:]) / 5 > 2 * rewards[0]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_ray_and_local_give_the_same_bits(tmp_path, algorithm):
+    more = [] if algorithm == "grpo" else ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
+    train(settings(tmp_path / "local", *more), dry_run=False)
+    train(settings(tmp_path / "ray", *more, "runtime=ray"), dry_run=False)
+    assert metrics(tmp_path / "local") == metrics(tmp_path / "ray")
+
+
+def test_split_pools_give_the_same_bits_as_one(tmp_path):
+    train(settings(tmp_path / "one"), dry_run=False)
+    train(settings(tmp_path / "two", "runtime=ray", "placement=split"), dry_run=False)
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
+
+
+def test_two_data_parallel_ranks_train_as_one(tmp_path):
+    odd = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]  # 21 rows do not divide
+    train(settings(tmp_path / "one", *odd), dry_run=False)
+    train(settings(tmp_path / "two", *odd, "runtime=ray", "pools.main.devices_per_node=2"), dry_run=False)
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
+
+
+def test_resume_goes_on_with_the_same_bits(tmp_path):
+    every = "checkpoint.every_steps=3"
+    train(settings(tmp_path / "whole", every, steps=7), dry_run=False)
+    with pytest.raises(RuntimeError, match="fourth step"):
+        train(settings(tmp_path / "cut", every, f"plugins.hooks=['{FAULTS}:raises']", steps=7), dry_run=False)
+    train(settings(tmp_path / "cut", every, steps=7), dry_run=False)
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
+    more = ["checkpoint.every_steps=2", "algorithm.minibatches=1", f"backend={FAULTS}:{fault}"]
+    train(settings(tmp_path / "whole", *more[:2], steps=6), dry_run=False)
+    arguments = settings(tmp_path / "cut", *more, steps=6)
+    killed = command(*arguments)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    done = command(*arguments, RLCORE_TEST_RESUMED="1")
+    output, _ = done.communicate(timeout=60)
+    assert done.returncode == 0, output
+    assert "resumes at step" in output
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+
+
+def test_a_dead_host_ends_the_run_and_says_who_died(tmp_path):
+    mark = uuid.uuid4().hex
+    arguments = settings(tmp_path, "runtime=ray", "algorithm.minibatches=1", f"backend={FAULTS}:DiesInStep", steps=6)
+    process = command(*arguments, mark=mark)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert "the host of rank 0 of pool 'main' died" in output
+    assert marked(mark) == []
+
+
+def test_only_the_last_checkpoints_are_kept(tmp_path):
+    train(settings(tmp_path, "checkpoint.every_steps=1", "checkpoint.keep_last=2", steps=4), dry_run=False)
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["step_000003", "step_000004"]
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
+    limited = (
+        "import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1));"
+        "from rlcore.cli import main; sys.exit(main(sys.argv[2:]))"
+    )
+    arguments = ["train", *settings(tmp_path, "checkpoint.every_steps=1", steps=2)]
+    assert subprocess.run([sys.executable, "-m", "rlcore", *arguments], timeout=60, check=False).returncode == 0
+    more = [item if not item.startswith("trainer.steps") else "trainer.steps=3" for item in arguments]
+    full = subprocess.run(
+        [sys.executable, "-c", limited, "300000", *more], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert full.returncode == 1
+    assert "checkpoint of step 3 could not be written" in full.stderr
+    assert "The last good one is" in full.stderr
+    names = sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir())
+    assert names == ["step_000001", "step_000002"]
+    again = subprocess.run(
+        [sys.executable, "-m", "rlcore", *more], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0
+    assert "resumes at step 2" in again.stdout
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_then_stop_the_run(tmp_path):
+    with pytest.raises(RunError, match="2 steps in a row had a loss or gradient that is not finite"):
+        train(settings(tmp_path, f"backend={FAULTS}:AlwaysNaN", "trainer.max_skipped_steps=2", steps=6), dry_run=False)
+    assert len(json.loads((tmp_path / "r" / "bad_samples.json").read_text())["sample_ids"]) == 32
+    assert metrics(tmp_path)[1]["actor/skipped"] == 1.0
+
+
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_with_a_checkpoint_and_no_process_left(tmp_path, runtime, number):
+    mark = uuid.uuid4().hex
+    process = command(*settings(tmp_path, f"runtime={runtime}", steps=100000), mark=mark)
+    _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 3)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert len(list((tmp_path / "r" / "checkpoints").glob("step_*"))) == 1
+    assert marked(mark) == []
+
+
+def test_a_second_interrupt_abandons_the_step(tmp_path):
+    mark = uuid.uuid4().hex
+    process = command(
+        *settings(tmp_path, "sampling.max_response_tokens=100", "reward={name:length,max:3}", steps=100000), mark=mark
+    )
+    _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 1)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode in (0, 130)
+    assert marked(mark) == []
+
+
+def _wait_for_steps(path: Path, steps: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if path.exists() and len(path.read_text().splitlines()) > steps:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {steps} steps in 60 s")
