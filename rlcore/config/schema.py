@@ -14,7 +14,6 @@ from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import RuntimeConfig
 from rlcore.data.prompts import PromptOptions
 from rlcore.errors import require
-from rlcore.errors import require
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 
 
@@ -67,13 +66,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         require(self.samples_per_prompt >= 1, "samples_per_prompt", "1 or more", self.samples_per_prompt, 8)
-        require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 1.0)
-        require(self.top_k >= 0, "top_k", "0 or more", self.top_k, 0)
-        require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
-        require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p, 0.0)
         require(self.max_response_tokens >= 1, "max_response_tokens", "1 or more", self.max_response_tokens, 256)
-
-    def __post_init__(self) -> None:
         require(self.temperature >= 0, "temperature", "0 (greedy) or more", self.temperature, 1.0)
         require(self.top_k >= 0, "top_k", "0 (all tokens) or more", self.top_k, 0)
         require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
@@ -86,7 +79,6 @@ class TrainerConfig:
 
     steps: int = 100
     prompts_per_step: int = 32
-    schedule: Literal["sync"] = "sync"
     max_skipped_steps: int = 3
     """Steps in a row with a gradient that is not finite, after which the run stops."""
     log_samples: int = 4

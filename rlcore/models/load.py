@@ -21,8 +21,8 @@ _COPIED_FILES = (
 )
 
 
-def check_directory(path: str) -> Path:
-    """The path as a directory that holds a model.
+def check_directory(path: str, setting: str = "model.path") -> Path:
+    """The path as a directory that holds a model; `setting` is what the user typed it for.
 
     Raises:
         ModelError: it is not there, or config or weights are missing.
@@ -31,18 +31,18 @@ def check_directory(path: str) -> Path:
     if not directory.is_dir():
         siblings = [str(p) for p in directory.parent.iterdir() if p.is_dir()] if directory.parent.is_dir() else []
         raise ModelError(
-            f"model.path={path}: there is no such directory.{did_you_mean(str(directory), siblings)}\n"
+            f"{setting}={path}: there is no such directory.{did_you_mean(str(directory), siblings)}\n"
             "It must be a local directory in Hugging Face layout:  hf download OWNER/NAME --local-dir DIR"
         )
     if not (directory / "config.json").is_file():
         raise ModelError(
-            f"model.path={path} has no config.json, so it is no model in Hugging Face layout\nSee  ls {path}"
+            f"{setting}={path} has no config.json, so it is no model in Hugging Face layout\nSee  ls {path}"
         )
     if not list(directory.glob("*.safetensors")):
         pickled = [p.name for p in (*directory.glob("*.bin"), *directory.glob("*.pt"))]
         found = f"; it has {', '.join(pickled[:3])}, which rlcore does not unpickle" if pickled else ""
         raise ModelError(
-            f"model.path={path} has no *.safetensors{found}\n"
+            f"{setting}={path} has no *.safetensors{found}\n"
             "Convert it once:  AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
         )
     return directory
@@ -101,8 +101,9 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             output_loading_info=True,
         )
     except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+        reason, _, _ = str(error).partition("\n")
         raise ModelError(
-            f"model.path={path} cannot be loaded as a causal language model: {str(error).partition(chr(10))[0]}\n"
+            f"model.path={path} cannot be loaded as a causal language model: {reason}\n"
             "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
         ) from error
     if missing := sorted(found["missing_keys"]):

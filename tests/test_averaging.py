@@ -1,0 +1,126 @@
+"""From loss terms to a loss: hand-worked means, and no dependence on how the mini-batch is cut."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.data.batch import Batch
+from rlcore.types import Counts, LossTerms, Mean, merge_metrics
+from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
+
+AVERAGES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "row-mean"]
+
+
+def masked(lengths, mask, **rows) -> Batch:
+    mask = torch.tensor(mask, dtype=torch.bool)
+    return Batch.of(lengths=lengths, tokens={"input_ids": torch.zeros(len(mask)).long(), "loss_mask": mask}, rows=rows)
+
+
+BATCH = masked([3, 2, 2], [False, True, True, False, True, False, False])
+TERMS = torch.tensor([100.0, 1.0, 2.0, 100.0, 6.0, 100.0, 100.0])
+"""Loss tokens: 1 and 2 in the first row, 6 in the second, none in the third."""
+
+
+@pytest.mark.parametrize(
+    ("average", "terms", "expected"),
+    [
+        ("token-mean", TERMS, 3.0),  # (1 + 2 + 6) / 3 tokens
+        ("seq-mean-token-mean", TERMS, 3.75),  # (1.5 + 6) / 2 rows that have loss tokens
+        ("seq-mean-token-sum", TERMS, 4.5),  # (3 + 6) / 2
+        ("row-mean", torch.tensor([2.0, 4.0, 100.0]), 3.0),  # (2 + 4) / 2
+    ],
+)
+def test_average_of_a_hand_worked_batch(average, terms, expected):
+    counts = count(torch.tensor([2, 1, 0]))
+
+    assert counts == Counts(rows=2, tokens=3)
+    assert float(reduce_terms(LossTerms(terms=terms, average=average), BATCH, counts)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("average", AVERAGES[:3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_terms_outside_the_mask_reach_neither_value_nor_gradient(average, bad):
+    terms = torch.where(BATCH["loss_mask"], TERMS, torch.full_like(TERMS, bad)).requires_grad_()
+    clean = TERMS.clone().requires_grad_()
+    counts = Counts(rows=2, tokens=3)
+
+    found = reduce_terms(LossTerms(terms=terms, average=average), BATCH, counts)
+    expected = reduce_terms(LossTerms(terms=clean, average=average), BATCH, counts)
+    found.backward()
+    expected.backward()
+
+    assert float(found.detach()) == float(expected.detach())
+    assert torch.equal(terms.grad, clean.grad)
+    assert terms.grad[~BATCH["loss_mask"]].tolist() == [0.0] * 4
+
+
+def test_row_terms_of_rows_without_loss_tokens_reach_neither_value_nor_gradient():
+    terms = torch.tensor([2.0, 4.0, float("nan")], requires_grad=True)
+
+    loss = reduce_terms(LossTerms(terms=terms, average="row-mean"), BATCH, Counts(rows=2, tokens=3))
+    loss.backward()
+
+    assert float(loss.detach()) == 3.0
+    assert terms.grad.tolist() == [0.5, 0.5, 0.0]
+
+
+row = st.lists(st.booleans(), min_size=0, max_size=6)
+
+
+@given(st.lists(row, min_size=1, max_size=8), st.sampled_from(AVERAGES), st.randoms(use_true_random=False))
+def test_parts_sum_to_the_whole_however_the_rows_are_cut_and_ordered(mask, average, random):
+    lengths = [len(seen) for seen in mask]
+    batch = masked(lengths, [one for seen in mask for one in seen])
+    batch = batch.with_rows(number=torch.arange(len(batch))).with_tokens(term=torch.rand(batch.num_tokens).double())
+    per_row = torch.rand(len(batch)).double()
+    counts = count(torch.tensor([sum(seen) for seen in mask]))
+
+    def loss(part):
+        terms = per_row[part["number"]] if average == "row-mean" else part["term"]
+        return float(reduce_terms(LossTerms(terms=terms, average=average), part, counts))
+
+    order = random.sample(range(len(batch)), len(batch))
+    cut = random.randint(0, len(order))
+    parts = [loss(batch.take(order[:cut])), loss(batch.take(order[cut:]))]
+
+    assert sum(parts) == pytest.approx(loss(batch), rel=1e-12, abs=1e-12)
+
+
+def test_mini_batch_without_loss_tokens_has_a_loss_of_zero():
+    batch = masked([2], [False, False])
+
+    for average in AVERAGES[:3]:
+        terms = LossTerms(terms=torch.full((2,), float("nan")), average=average)
+        assert float(reduce_terms(terms, batch, count(torch.tensor([0])))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("terms", "average", "message"),
+    [
+        (torch.zeros(3), "token-mean", r"average=token-mean wants one term per token, \[7\]; .* returned \(3,\)"),
+        (torch.zeros(7), "row-mean", r"average=row-mean wants one term per row, \[3\]; .* returned \(7,\)"),
+        (torch.zeros(7, 1), "token-mean", r"returned \(7, 1\)"),
+        (torch.zeros(()), "row-mean", r"returned \(\)"),
+        (torch.zeros(7), "mean", "average 'mean' is not one of token-mean, seq-mean-token-mean"),
+    ],
+    ids=["rows for tokens", "tokens for rows", "two dimensions", "a scalar", "unknown average"],
+)
+def test_terms_that_cannot_be_averaged_are_refused(terms, average, message):
+    with pytest.raises(ValueError, match=message):
+        reduce_terms(LossTerms(terms=terms, average=average), BATCH, Counts(rows=2, tokens=3))
+
+
+def test_metrics_are_means_over_loss_tokens_or_rows_that_still_merge():
+    metrics = {"per_token": TERMS.clone().requires_grad_(), "per_row": torch.tensor([1.0, 2.0, 6.0])}
+
+    reduced = reduce_metrics(metrics, BATCH)
+    merged = merge_metrics([reduced, {"per_row": Mean(11.0, 1.0)}])
+
+    assert reduced == {"per_token": Mean(9.0, 3.0), "per_row": Mean(9.0, 3.0)}
+    assert merged["per_row"].value == 5.0
+
+
+def test_metric_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"metric 'odd' has shape \(5,\); give one value per token or per row"):
+        reduce_metrics({"odd": torch.zeros(5)}, BATCH)
