@@ -1,0 +1,64 @@
+"""For authors of plugins: a contract suite for each kind, and fakes.
+
+A suite is a class of pytest tests about what the core relies on. A subclass says how to make the plugin:
+
+    from rlcore.testing import RolloutContract
+
+    class TestMyEngine(RolloutContract):
+        def make(self, model, context):
+            return MyEngine(MyConfig(), model=model, context=context)
+
+The suites need pytest; the fakes do not. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcore.testing.algorithm import AlgorithmContract
+    from rlcore.testing.backend import BackendContract
+    from rlcore.testing.dataset import DatasetContract
+    from rlcore.testing.dispatch import DispatchContract, RowDispatchContract
+    from rlcore.testing.fakes import FakeConfig, FakeRoles, FakeRollout
+    from rlcore.testing.reward import RewardContract
+    from rlcore.testing.rollout import ModelRolloutContract, RolloutContract
+    from rlcore.testing.tracker import TrackerContract
+
+_HOME = {
+    "AlgorithmContract": "algorithm",
+    "BackendContract": "backend",
+    "DatasetContract": "dataset",
+    "DispatchContract": "dispatch",
+    "FakeConfig": "fakes",
+    "FakeRoles": "fakes",
+    "FakeRollout": "fakes",
+    "ModelRolloutContract": "rollout",
+    "RewardContract": "reward",
+    "RolloutContract": "rollout",
+    "RowDispatchContract": "dispatch",
+    "TrackerContract": "tracker",
+}
+
+__all__ = [
+    "AlgorithmContract",
+    "BackendContract",
+    "DatasetContract",
+    "DispatchContract",
+    "FakeConfig",
+    "FakeRoles",
+    "FakeRollout",
+    "ModelRolloutContract",
+    "RewardContract",
+    "RolloutContract",
+    "RowDispatchContract",
+    "TrackerContract",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

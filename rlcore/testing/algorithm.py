@@ -1,0 +1,194 @@
+"""What the core relies on in an algorithm. Its roles are `FakeRoles`, so no model runs.
+
+Shapes: T tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rlcore.controller.ref import BatchRef
+from rlcore.data.batch import Batch
+from rlcore.protocols.algorithm import Algorithm
+from rlcore.testing.expect import allowed, equal
+from rlcore.testing.fakes import FakeRoles
+from rlcore.types import LossTerms, Mean, TokenOutputs
+from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
+
+_ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs")
+Loss = Callable[[TokenOutputs, Batch], LossTerms]
+
+
+class AlgorithmContract:
+    """Override `make`; write one subclass for each configuration that changes the data flow or the loss."""
+
+    def make(self) -> Algorithm:
+        """A new instance, always with the same settings."""
+        raise NotImplementedError(f"{type(self).__name__} must override make(self)")
+
+    def test_its_roles_are_an_actor_and_what_it_reads_for(self) -> None:
+        names = [role.name for role in self.make().roles()]
+        assert "actor" in names and len(names) == len(set(names)), f"each role once, an actor among them; got {names}"
+        equal(
+            sorted({*self.make().reads()} - {*names}), [], f"reads() names roles of this config, {names}; these are not"
+        )
+
+    def test_collect_provides_every_column_that_it_promises(self) -> None:
+        algorithm, _, experience = self.collected()
+        promised = {*algorithm.writes(), *(name for names in algorithm.reads().values() for name in names)}
+        equal(
+            sorted(promised - {*experience.columns}),
+            [],
+            "the planner believes writes() and reads(); these are not there",
+        )
+
+    def test_collect_keeps_every_sample_with_its_own_tokens(self) -> None:
+        _, roles, experience = self.collected()
+        equal(
+            roles.store.num_far_reads, 0, "token columns stay in the workers: fetch row columns, apply() does the rest"
+        )
+        assert roles.generated is not None, "collect() draws its samples with roles.generate(prompts)"
+        equal(by_sample(experience.local()), by_sample(roles.generated), "every sample once, with its own tokens")
+
+    def test_a_step_without_any_scored_sample_passes(self) -> None:
+        with allowed("when every reward failed no row is left, and the run goes on"):
+            algorithm, roles, experience = self.collected(keep_scored=False)
+            metrics = algorithm.update(roles, experience)
+        assert all(isinstance(mean, Mean) for mean in metrics.values()), (
+            f"metrics are Mean, so that they merge: {metrics}"
+        )
+
+    def test_losses_read_only_declared_columns_and_change_nothing(self) -> None:
+        for (role, batch, loss), (_, fresh, _) in zip(self.losses(), self.losses()):
+            with allowed(f"only what reads()[{role!r}] names travels to the loss"):
+                first, second = loss(outputs(batch), batch), loss(outputs(batch), batch)
+            assert torch.equal(first.terms, second.terms), (
+                f"the loss of {role} is a pure function; its second call differs"
+            )
+            changed = [name for name in batch.columns if not torch.equal(batch[name], fresh[name])]
+            equal(changed, [], f"the loss of {role} must not write into the batch; it changed")
+            with allowed("metrics of a loss are one value per token or per row"):
+                reduce_metrics(first.metrics, batch)
+
+    def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(self) -> None:
+        for role, batch, loss in self.losses():
+            whole, cut = gradient(loss, batch), gradient(loss, batch, [[i] for i in reversed(range(len(batch)))])
+            assert float(whole.abs().max()) > 0, f"the loss of {role} has no gradient at all"
+            gap = float((cut - whole).abs().max())
+            assert gap <= 1e-6, (
+                f"the loss of {role} returns terms and the core averages; cut by row it is off by {gap:.3g}"
+            )
+
+    def test_tokens_outside_the_mask_do_not_matter(self) -> None:
+        for role, batch, loss in self.losses():
+            names = [name for name in batch.columns if batch.level(name) == "token" and name not in _ALWAYS]
+            noise = {name: torch.where(batch["loss_mask"], batch[name], batch[name] + 3.0) for name in names}
+            gap = gradient(loss, batch.with_tokens(**noise), outside=-5.0) - gradient(loss, batch)
+            assert not bool(gap.any()), f"the loss of {role} lets tokens of the prompt change its gradient"
+
+    def test_extreme_ratios_stay_finite(self) -> None:
+        for role, batch, loss in self.losses():
+            finite = [bool(gradient(loss, batch, shift=shift).isfinite().all()) for shift in (-100.0, 100.0)]
+            equal(
+                finite, [True, True], f"the loss of {role} far from the old outputs: exp() of a log-ratio needs a bound"
+            )
+
+    def test_better_answers_become_likelier(self) -> None:
+        _, batch, loss = self.losses()[0]
+        push, best = -batch.per_row(gradient(loss, batch)), self.collected()[2].fetch("reward") > 0
+        assert float(push[best].min()) > float(push[~best].max()), (
+            f"rewarded answers must become likelier than others; a step pushes them by {push[best]}, others by {push[~best]}"
+        )
+
+    def test_update_trains_on_every_sample_with_counts_of_the_mini_batch(self) -> None:
+        algorithm, roles, experience = self.collected()
+        algorithm.update(roles, experience)
+        for name in algorithm.reads():
+            updates = roles.groups[name].updates
+            trained = sorted(int(number) for mini, _ in updates for number in mini.fetch("sample_id"))
+            wanted = sorted(experience.fetch("sample_id").tolist() * (len(trained) // len(experience)))
+            equal(trained, wanted, f"{name} must train on each sample equally often")
+            for mini, counts in updates:
+                equal(counts, count(mini.fetch("num_loss_tokens")), f"{name} is averaged over its mini-batch")
+
+    def test_update_tells_a_skipped_step(self) -> None:
+        algorithm, roles, experience = self.collected()
+        roles.actor.skipped = 1.0
+        found = algorithm.update(roles, experience).get("actor/skipped", Mean(0.0)).value
+        equal(
+            found > 0, True, "the loop ends a run whose steps are all skipped; it looks at 'actor/skipped' of update()"
+        )
+
+    def test_state_is_json_and_a_resume_goes_on_in_the_same_way(self) -> None:
+        algorithm, resumed = self.make(), self.make()
+        self.step(algorithm)
+        with allowed("state_dict() goes into a JSON file"):
+            resumed.load_state_dict(json.loads(json.dumps(algorithm.state_dict())))
+        equal(
+            self.step(resumed), self.step(algorithm), "a resumed run trains on the same mini-batches in the same order"
+        )
+        equal(resumed.state_dict(), algorithm.state_dict(), "after the same steps the state is the same")
+
+    def collected(
+        self, algorithm: Algorithm | None = None, *, keep_scored: bool = True
+    ) -> tuple[Algorithm, FakeRoles, Batch]:
+        """An instance, its roles, and its experience from four prompts."""
+        algorithm = algorithm or self.make()
+        roles = FakeRoles([role.name for role in algorithm.roles()], keep_scored=keep_scored)
+        rows = {"prompt_id": [8, 5, 9, 2], "group_id": [0, 1, 2, 3], "seed": [11, 12, 13, 14]}
+        prompts = Batch.of(lengths=[3, 1, 4, 2], tokens={"input_ids": list(range(3, 13))}, rows=rows)
+        return algorithm, roles, algorithm.collect(roles, BatchRef.publish(prompts, roles.store))
+
+    def step(self, algorithm: Algorithm) -> list[list[int]]:
+        """Sample ids of each mini-batch of the actor in one step."""
+        _, roles, experience = self.collected(algorithm)
+        algorithm.update(roles, experience)
+        return [mini.fetch("sample_id").tolist() for mini, _ in roles.actor.updates]
+
+    def losses(self) -> list[tuple[str, Batch, Loss]]:
+        """For each trained role: what travels to its loss, and the loss. The actor is the first."""
+        algorithm, _, experience = self.collected()
+        found = []
+        for role, columns in sorted(algorithm.reads().items()):
+            loss: Loss = algorithm.loss if role == "actor" else getattr(algorithm, "value_loss")  # noqa: B009
+            found.append((role, experience.select(*{*_ALWAYS, *columns}).local(), loss))
+        return found
+
+
+def by_sample(batch: Batch) -> list[tuple[int, list[int]]]:
+    """(sample id, its tokens), in the order of the ids."""
+    parts = zip(batch["sample_id"].tolist(), batch["input_ids"].split(batch.lengths.tolist()))
+    return sorted((number, ids.tolist()) for number, ids in parts)
+
+
+def outputs(batch: Batch, *, outside: float = 0.0, shift: float = 0.0) -> TokenOutputs:
+    """What a model near the old policy says; leaves of a graph."""
+    old = batch["old_log_probs" if "old_log_probs" in batch else "rollout_log_probs"]
+    new = torch.where(batch["loss_mask"], old + torch.sin(torch.arange(len(old)) * 1.7) / 20 + shift, outside)
+    log_probs, values = (new.clone().requires_grad_() for _ in range(2))
+    return TokenOutputs(log_probs=log_probs, entropy=new.abs(), values=values)
+
+
+def gradient(
+    loss: Loss,
+    batch: Batch,
+    parts: Sequence[Sequence[int]] | None = None,
+    *,
+    outside: float = 0.0,
+    shift: float = 0.0,
+) -> Tensor:
+    """[T] gradient of the averaged loss for log-probs and values; the batch is cut into `parts`."""
+    out = outputs(batch, outside=outside, shift=shift)
+    columns = {"log_probs": out.log_probs, "entropy": out.entropy, "values": out.values}
+    whole = Batch.of(lengths=batch.lengths, tokens=columns)
+    counts = count(batch.per_row(batch["loss_mask"].long()))
+    for rows in parts or [range(len(batch))]:
+        part = whole.take(rows)
+        terms = loss(TokenOutputs(**{name: part[name] for name in part.columns}), batch.take(rows))
+        reduce_terms(terms, batch.take(rows), counts).backward()  # type: ignore[no-untyped-call]
+    grads = [leaf.grad for leaf in (out.log_probs, out.values) if leaf is not None and leaf.grad is not None]
+    return torch.stack(grads).sum(0)

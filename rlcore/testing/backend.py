@@ -1,0 +1,228 @@
+"""What the core relies on in a training backend, at world size 1; ranks are compared with `local` in the plugin's tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.data.batch import Batch
+from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
+from rlcore.testing.expect import equal, raises
+from rlcore.testing.model import UsesModel, plain_model
+from rlcore.types import Mean, Metrics, TokenOutputs
+
+_LIKE_SGD = OptimizerConfig(lr=0.05, eps=1.0, clip_grad_norm=0.0)
+"""With so large an eps AdamW's first step is proportional to the gradient, so equal gradients are equal weights."""
+
+
+class BackendContract(UsesModel):
+    """Override `make`."""
+
+    def make(self, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext) -> Backend:
+        """A new backend."""
+        raise NotImplementedError(f"{type(self).__name__} must override make(self, model, optimizer, context)")
+
+    def new(
+        self, path: str, optimizer: OptimizerConfig = _LIKE_SGD, *, max_tokens: int = 4096, **context: Any
+    ) -> Backend:
+        model = ModelConfig(path=path, max_tokens_per_device=max_tokens)
+        return self.make(model, optimizer, BackendContext(**({"device": self.device} | context)))
+
+    def test_outputs_are_those_of_the_plain_model_at_the_temperature(self, model_path: str) -> None:
+        out = self.new(model_path).forward(self.batch(), temperature=0.7)
+        log_probs, entropy = plain_outputs(model_path, self.batch(), 0.7)
+        self.near(out.log_probs, log_probs, "log_probs[i] is of token i given those before it, zero outside loss_mask")
+        self.near(out.entropy, entropy, "entropy[i], in nats, is of the distribution of token i")
+
+    def test_outputs_do_not_depend_on_order_or_micro_batches(self, model_path: str) -> None:
+        order, cut = [3, 0, 5, 1, 4, 2], self.new(model_path, max_tokens=9)
+        wanted = self.log_probs(self.new(model_path))
+        self.near(self.log_probs(cut)["x"], wanted["x"], "micro-batches must not change the outputs")
+        moved = cut.forward(self.batch().take(order), temperature=1.0).log_probs
+        self.near(moved, wanted.take(order)["x"], "outputs must be in the order of the batch")
+
+    def test_a_share_without_rows_works(self, model_path: str) -> None:
+        backend, empty = self.new(model_path), self.batch().take([])
+        found = on_cpu(backend.forward(empty, temperature=1.0).log_probs)
+        equal(len(found), 0, "some ranks get no rows; no rows in, no tokens out")
+        backend.forward_backward(empty, likelihood, temperature=1.0)
+        assert "lr" in backend.step(), "a rank whose share is empty still steps with the others"
+
+    def test_a_value_head_gives_values(self, model_path: str) -> None:
+        mask = self.batch()["loss_mask"].cpu()
+        values = on_cpu(self.new(model_path, head="value").forward(self.batch(), temperature=1.0).values)
+        equal(values.shape, mask.shape, "values are one per token of the batch")
+        assert not bool(values[~mask].any()), f"values are zero outside loss_mask, got {values[~mask]}"
+        assert float(values[mask].std()) > 0, f"values must depend on the state, got {values[mask]}"
+
+    def test_the_loss_sees_every_row_once_with_its_own_outputs(self, model_path: str) -> None:
+        seen: list[int] = []
+        backend = self.new(model_path, max_tokens=9)
+        wanted = self.log_probs(backend)
+
+        def loss(out: TokenOutputs, micro: Batch) -> tuple[Tensor, Metrics]:
+            rows = micro["sample_id"].tolist()
+            seen.extend(rows)
+            assert out.log_probs is not None and out.log_probs.requires_grad, "the loss's outputs must carry a gradient"
+            self.near(out.log_probs, wanted.take(rows)["x"], "outputs and micro-batch must speak of the same rows")
+            return likelihood(out, micro)[0], {"rows": Mean(float(len(micro)))}
+
+        metrics = backend.forward_backward(self.batch(), loss, temperature=1.0)
+        equal(sorted(seen), list(range(6)), "every row is in exactly one micro-batch")
+        equal(metrics["rows"].total, 6.0, "metrics of all micro-batches are merged")
+
+    def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(self, model_path: str) -> None:
+        whole, small, halves = self.new(model_path), self.new(model_path, max_tokens=9), self.new(model_path)
+        start = flat(whole)
+        self.train(whole)
+        self.train(small)
+        for rows in ([0, 1, 2], [3, 4, 5]):
+            halves.forward_backward(self.batch().take(rows), likelihood, temperature=1.0)
+        halves.step()
+        moved = float((flat(whole) - start).abs().max())
+        assert moved > 1e-3, f"one step at lr=0.05 moved no weight by more than {moved}"
+        for name, other in (("micro-batches", small), ("calls of forward_backward", halves)):
+            gap = float((flat(other) - flat(whole)).abs().max())
+            assert gap <= 1e-3 * moved + 1e-6, (
+                f"gradients are summed, not averaged, over {name}; off by {gap} of {moved}"
+            )
+
+    def test_a_step_reports_norm_and_rate_and_clears_the_gradient(self, model_path: str) -> None:
+        still = self.new(model_path, OptimizerConfig(lr=0.0))
+        first, second = self.train(still)["grad_norm"].value, self.train(still)["grad_norm"].value
+        assert first > 0 and abs(second / first - 1) < 1e-3, f"step() clears the gradient; norms {first} and {second}"
+        warm = self.new(model_path, OptimizerConfig(lr=0.1, warmup_steps=2, schedule="linear"), total_steps=4)
+        rates = [round(self.train(warm)["lr"].value, 6) for _ in range(4)]
+        # warm-up 1/2 and 2/2 of 0.1; then on a line from 0.1 to 0.01 over the two steps left
+        equal(rates, [0.05, 0.1, 0.1, 0.055], "lr follows the schedule over context.total_steps=4")
+
+    def test_the_gradient_is_clipped_to_its_norm(self, model_path: str) -> None:
+        start, moved, norm = flat(self.new(model_path)), [], 0.0
+        for clip in (0.0, 0.01):
+            backend = self.new(model_path, replace(_LIKE_SGD, eps=1e3, lr=1e3, clip_grad_norm=clip))
+            norm = self.train(backend)["grad_norm"].value
+            moved.append(float((flat(backend) - start).norm()))
+        found = moved[1] / moved[0] * norm
+        assert 0.0095 < found < 0.0105, (
+            f"clip_grad_norm=0.01 must scale a gradient of norm {norm:.3g}; left {found:.3g}"
+        )
+
+    def test_a_gradient_that_is_not_finite_changes_nothing(self, model_path: str) -> None:
+        good, bad = self.new(model_path), self.new(model_path)
+        bad.forward_backward(
+            self.batch(), lambda out, rows: (likelihood(out, rows)[0] * torch.nan, {}), temperature=1.0
+        )
+        equal(bad.step().get("skipped", Mean(0.0)).value, 1.0, "the loop counts `skipped` = Mean(1)")
+        assert torch.equal(flat(bad), flat(good)), "a gradient that is not finite must not change the weights"
+        for one in (good, bad):
+            self.train(one)
+        assert torch.equal(flat(bad), flat(good)), "the step after a skipped one must be as if that had not been"
+
+    def test_weights_have_hugging_face_names_and_the_bits_of_the_model(self, model_path: str) -> None:
+        found = {name: tensor.detach().cpu() for name, tensor in self.new(model_path).weights()}
+        wanted = dict(plain_model(model_path).named_parameters())
+        equal(
+            sorted(found.keys() - {"lm_head.weight"}), sorted(wanted.keys() - {"lm_head.weight"}), "names of the model"
+        )
+        other = [name for name in wanted if name in found and not torch.equal(found[name].float(), wanted[name])]
+        equal(other, [], "untrained weights must have the bits of the files; these differ")
+
+    def test_a_loaded_checkpoint_goes_on_exactly(self, model_path: str, tmp_path: Path) -> None:
+        optimizer = OptimizerConfig(lr=0.01, warmup_steps=3)
+        backend, resumed = self.new(model_path, optimizer), self.new(model_path, optimizer, seed=1)
+        self.train(backend)
+        backend.save(tmp_path)
+        pickles = [path.name for path in tmp_path.rglob("*") if path.suffix in {".pt", ".pth", ".bin", ".pkl"}]
+        equal(pickles, [], "a pickle can run code when it is read; write safetensors and JSON")
+        resumed.load(tmp_path)
+        for one in (backend, resumed):
+            self.train(one)
+        same = torch.equal(flat(resumed), flat(backend))
+        assert same, "a resume has the same bits: weights, moments and the number of steps belong to a checkpoint"
+
+    def test_a_broken_checkpoint_changes_nothing(self, model_path: str, tmp_path: Path) -> None:
+        backend, other = self.new(model_path), self.new(model_path)
+        self.train(backend)
+        backend.save(tmp_path)
+        before, files = flat(other), sorted(tmp_path.rglob("*.safetensors"))
+        assert files, f"save() must write safetensors; it wrote {[path.name for path in tmp_path.rglob('*')]}"
+        for path in files:
+            beside = path.rename(path.with_suffix(".away"))
+            with raises(f"load() must raise when {path.name} is missing"):
+                other.load(tmp_path)
+            assert torch.equal(flat(other), before), f"load() without {path.name} raised after it had changed weights"
+            beside.rename(path)
+
+    def test_offload_and_reload_bring_everything_back(self, model_path: str) -> None:
+        backend, stayed = self.new(model_path), self.new(model_path)
+        self.train(backend)
+        for action in (backend.offload, backend.offload, backend.reload, backend.reload):
+            action()
+        self.train(backend)
+        for _ in range(2):
+            self.train(stayed)
+        assert torch.equal(flat(backend), flat(stayed)), "offload() and reload() must bring model and optimiser back"
+
+    def test_a_frozen_model_gives_the_same_outputs(self, model_path: str) -> None:
+        frozen, trained = (self.log_probs(self.new(model_path, trained=one))["x"] for one in (False, True))
+        self.near(frozen, trained, "the reference (trained=False) says what the policy says at the start")
+
+    def batch(self) -> Batch:
+        """Six rows of 2 to 9 tokens on the device; row 4 has no loss token, row 5 one at its very start."""
+        lengths = [5, 9, 3, 7, 4, 2]
+        first = [2, 4, 1, 3, 4, 0]
+        input_ids = torch.tensor([3 + (7 * i + i * i) % 37 for i in range(sum(lengths))])
+        mask = torch.tensor([i >= start for length, start in zip(lengths, first) for i in range(length)])
+        rows = {"sample_id": torch.arange(6)}
+        return Batch.of(lengths=lengths, tokens={"input_ids": input_ids, "loss_mask": mask}, rows=rows).to(self.device)
+
+    def log_probs(self, backend: Backend) -> Batch:
+        """Those of the batch, as its column `x`."""
+        found = on_cpu(backend.forward(self.batch(), temperature=1.0).log_probs)
+        return Batch.of(lengths=self.batch().lengths, tokens={"x": found})
+
+    def train(self, backend: Backend) -> Metrics:
+        """One step on the batch."""
+        backend.forward_backward(self.batch(), likelihood, temperature=1.0)
+        return backend.step()
+
+    def near(self, found: Tensor | None, wanted: Tensor, rule: str) -> None:
+        """Fail with `rule` unless both are the same up to the tolerance."""
+        equal(on_cpu(found).shape, wanted.shape, f"{rule}; shapes")
+        gap = float((on_cpu(found) - wanted).abs().max())
+        assert gap <= self.tolerance, f"{rule}; differs by up to {gap:.3g}, allowed {self.tolerance}"
+
+
+def likelihood(out: TokenOutputs, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Minus the sum of the log-probs, weighted by row so that rows cannot be confused."""
+    assert out.log_probs is not None, "a backend with head='token' gives log_probs"
+    weight = (1.0 + batch["sample_id"]).repeat_interleave(batch.lengths.to(batch.device))
+    return -(out.log_probs * weight * batch["loss_mask"]).sum() / 20, {}
+
+
+def on_cpu(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "head='token' asks for log_probs and entropy, head='value' for values"
+    return tensor.detach().float().cpu()
+
+
+def flat(backend: Backend) -> Tensor:
+    """All weights in one vector, a copy, in the order of their names."""
+    named = {name: on_cpu(tensor).reshape(-1) for name, tensor in backend.weights()}
+    return torch.cat([named[name] for name in sorted(named)])
+
+
+@torch.no_grad()
+def plain_outputs(path: str, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropy row by row from the plain model, zero outside the mask and for the first token of a row."""
+    log_probs, entropy = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
+    for start, length in zip(batch.offsets().tolist(), batch.lengths.tolist()):
+        ids, mask = (batch[name][start : start + length].cpu() for name in ("input_ids", "loss_mask"))
+        scores = (plain_model(path)(ids[None]).logits[0, :-1].float() / temperature).log_softmax(-1)
+        after = slice(start + 1, start + length)
+        log_probs[after] = scores.gather(1, ids[1:, None]).squeeze(1) * mask[1:]
+        entropy[after] = -(scores.exp() * scores).sum(-1) * mask[1:]
+    return log_probs, entropy

@@ -1,0 +1,33 @@
+"""What the core relies on in a data set."""
+
+from __future__ import annotations
+
+from rlcore.protocols.dataset import Dataset
+from rlcore.testing.expect import equal
+
+
+class DatasetContract:
+    """Override `make`."""
+
+    def make(self) -> Dataset:
+        """A new instance over the same source with at least two rows."""
+        raise NotImplementedError(f"{type(self).__name__} must override make(self)")
+
+    def test_rows_are_the_same_again_in_the_same_order(self) -> None:
+        data, again = self.make(), self.make()
+        rows = [dict(data[i]) for i in range(len(data))]
+        assert len(rows) > 1, f"make() must give a data set of two rows at least, got {len(rows)}"
+        equal([dict(again[i]) for i in range(len(again))], rows, "a resumed run must find the rows in their order")
+        equal([dict(data[i]) for i in reversed(range(len(rows)))], rows[::-1], "a row must not depend on what was read")
+
+    def test_columns_are_those_of_the_rows(self) -> None:
+        data = self.make()
+        found = {name for i in range(len(data)) for name in data[i]}
+        equal(sorted(data.columns), sorted(found), "the planner checks rewards against `columns`, each name once")
+
+    def test_messages_can_say_what_and_where_it_is(self) -> None:
+        data = self.make()
+        assert data.name, "messages about the data need its name"
+        where = getattr(data, "where", None)
+        places = [where(i) for i in range(len(data))] if where else []
+        equal(len(set(places)), len(places), f"where(i) says where row i lies, each elsewhere: {places}")

@@ -1,0 +1,111 @@
+"""What the core relies on in a dispatch mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlcore.data.batch import Batch
+from rlcore.protocols.dispatch import Call, Dispatch
+from rlcore.testing.expect import allowed, equal
+from rlcore.types import Mean, Mesh
+
+_GRIDS = [
+    [Mesh(rank=r, world_size=d * t, dp_rank=r // t, dp_size=d, returns=r % t == t - 1) for r in range(d * t)]
+    for d, t in ((1, 1), (3, 1), (2, 2))
+]
+"""One rank; three shares; two shares of two ranks each, of which the second returns."""
+
+
+class DispatchContract:
+    """Override `make`, and `call` where the mode wants other arguments than a batch and a number."""
+
+    def make(self) -> Dispatch:
+        """The mode."""
+        raise NotImplementedError(f"{type(self).__name__} must override make(self)")
+
+    def call(self, meshes: Sequence[Mesh], num_rows: int = 5) -> Call:
+        """A call that the mode can split over these ranks."""
+        return Call((rows(num_rows),), {"temperature": 0.7})
+
+    def answer(self, call: Call, mesh: Mesh) -> Any:
+        """What a worker's method returns."""
+        return f"rank {mesh.rank}"
+
+    def test_every_rank_gets_a_call_or_none(self) -> None:
+        for meshes in _GRIDS:
+            calls = self.make().split(self.call(meshes), meshes)
+            equal(len(calls), len(meshes), "split answers for each rank, in rank order")
+            good = any(calls) and all(one is None or isinstance(one, Call) for one in calls)
+            assert good, f"each entry is a Call or None, and some rank is called; got {calls}"
+
+    def test_the_callers_arguments_stay_as_they_are(self) -> None:
+        for meshes in _GRIDS:
+            call = self.call(meshes)
+            self.make().split(call, meshes)
+            equal(show(call), show(self.call(meshes)), "split must not change its arguments")
+
+    def test_results_are_told_in_rank_order_without_those_not_called(self) -> None:
+        for meshes in _GRIDS:
+            mode = self.make()
+            calls = mode.split(self.call(meshes), meshes)
+            outputs = [None if one is None else self.answer(one, mesh) for one, mesh in zip(calls, meshes)]
+            with allowed("collect gets None for a rank that was not called"):
+                result = mode.collect(outputs, meshes)
+            assert result is not None, "some rank was called, and collect() must tell its result"
+            if isinstance(result, list):
+                equal(result, [one for one in outputs if one in result], "results must be in rank order")
+
+
+class RowDispatchContract(DispatchContract):
+    """For modes that split batches by rows. `metrics` is true when the results are metrics, else they are batches."""
+
+    metrics = False
+
+    def answer(self, call: Call, mesh: Mesh) -> Any:
+        share: Batch = call.args[0] if mesh.returns else call.args[0].take([])
+        return {"rows": Mean(float(len(share)), 1.0)} if self.metrics else share
+
+    def test_each_row_is_in_one_share_and_ranks_of_a_share_get_the_same(self) -> None:
+        for meshes in _GRIDS:
+            for num_rows in (5, 4, 1, 0):
+                calls = self.make().split(self.call(meshes, num_rows), meshes)
+                shares = [one.args[0]["row"].tolist() for one in calls if one is not None]
+                equal(len(shares), len(meshes), "every rank must be called, without rows too: collectives wait for all")
+                first = {mesh.dp_rank: share for share, mesh in reversed(list(zip(shares, meshes)))}
+                equal(shares, [first[mesh.dp_rank] for mesh in meshes], "ranks of one dp_rank get the same rows")
+                laid = [row for dp_rank in sorted(first) for row in first[dp_rank]]
+                equal(laid, list(range(num_rows)), "the shares in order of dp_rank must be the rows in order")
+
+    def test_collect_joins_one_result_of_each_share_in_row_order(self) -> None:
+        for meshes in _GRIDS:
+            for num_rows in (5, 1, 0):
+                calls = self.make().split(self.call(meshes, num_rows), meshes)
+                outputs = [self.answer(one, mesh) for one, mesh in zip(calls, meshes) if one is not None]
+                result = self.make().collect(outputs, meshes)
+                found = result["rows"].total if self.metrics else result["row"].tolist()
+                wanted = num_rows if self.metrics else list(range(num_rows))
+                equal(found, wanted, "only ranks whose mesh says `returns` count, in row order")
+
+    def test_named_batches_are_split_and_all_else_goes_to_every_rank(self) -> None:
+        for meshes in _GRIDS:
+            calls = self.make().split(Call((3,), {"batch": rows(4), "name": "x"}), meshes)
+            sizes = {mesh.dp_rank: len(one.kwargs["batch"]) for one, mesh in zip(calls, meshes) if one is not None}
+            equal(sum(sizes.values()), 4, f"batch=… must be split as a positional batch is: {sizes}")
+            rest = [(one.args, one.kwargs["name"]) for one in calls if one is not None]
+            equal(rest, [((3,), "x")] * len(meshes), "arguments that are no batch go to every rank as they are")
+
+
+def rows(number: int) -> Batch:
+    """Rows that know their numbers, of 1, 2, 1, 2, … tokens."""
+    lengths = [1 + i % 2 for i in range(number)]
+    ids = torch.arange(sum(lengths))
+    return Batch.of(lengths=lengths, tokens={"input_ids": ids}, rows={"row": torch.arange(number)})
+
+
+def show(call: Call) -> str:
+    """Everything that a call holds, as text."""
+    plain = [one["row"].tolist() if isinstance(one, Batch) else one for one in (*call.args, *call.kwargs.values())]
+    return f"{plain} {sorted(call.kwargs)}"

@@ -1,0 +1,34 @@
+"""Assertions whose failure says what the protocol asks for; pytest does not rewrite those of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def equal(found: object, wanted: object, rule: str) -> None:
+    """Fail with `rule` and both values unless they are equal."""
+    assert found == wanted, f"{rule}\nwanted {wanted}\ngot    {found}"
+
+
+@contextmanager
+def raises(rule: str, kind: type[Exception] = Exception) -> Iterator[list[Exception]]:
+    """Fail with `rule` unless the block raises a `kind`, which is then in the list."""
+    caught: list[Exception] = []
+    try:
+        yield caught
+    except kind as error:
+        caught.append(error)
+    except Exception as error:
+        raise AssertionError(f"{rule}; it raised {error!r}") from error
+    else:
+        raise AssertionError(f"{rule}; nothing was raised")
+
+
+@contextmanager
+def allowed(rule: str) -> Iterator[None]:
+    """Fail with `rule` when the block raises."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{rule}; it raised {error!r}") from error

@@ -1,0 +1,308 @@
+"""Fakes for tests without a model: `FakeRollout`, also as `rollout=fake`, and `FakeRoles` for algorithms."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlcore.controller.future import Future
+from rlcore.controller.ref import BatchRef
+from rlcore.data.batch import Batch
+from rlcore.errors import InfrastructureError, ModelError, SampleError
+from rlcore.models.load import check_directory, load_tokenizer
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.types import Counts, Mean, Mesh, Metrics, Request, Sample
+
+_HANG_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeConfig:
+    """What the engine answers, in which order, and what goes wrong."""
+
+    answers: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    """Prompt ids as text, "5 9", to the answers that its seeds choose from (seed modulo their number); an end token is
+    put after each. Any other prompt gets tokens that follow from prompt and seed."""
+    order: Literal["asked", "reversed", "shortest"] = "asked"
+    """In which order the samples of a call finish."""
+    fault: Literal["none", "raise", "die", "hang", "late"] = "none"
+    """raise: InfrastructureError; die: the process ends; hang: nothing comes for an hour; late: it comes after `late_s`."""
+    fault_after: int = 0
+    """Samples that this engine yields before the fault, over all calls."""
+    late_s: float = 0.1
+
+
+class FakeRollout:
+    """An engine that runs no model. Of the model's directory it reads sizes, names of weights and the tokenizer."""
+
+    Config = FakeConfig
+
+    def __init__(self, config: FakeConfig, *, model: ModelConfig, context: RolloutContext) -> None:
+        self.mesh = Mesh(
+            rank=context.rank, world_size=context.world_size, dp_rank=context.rank, dp_size=context.world_size
+        )
+        self.requests: list[Request] = []
+        """Everything that was asked of this engine."""
+        self.version = 0
+        self._config, self._path = config, model.path
+        directory = check_directory(model.path)
+        sizes = json.loads((directory / "config.json").read_text())
+        sizes = sizes.get("text_config", sizes)
+        self._vocab_size = int(sizes["vocab_size"])
+        self._context_length = int(sizes.get("max_position_embeddings", 2**31))
+        end = sizes.get("eos_token_id")
+        self._end_ids: list[int] = [0] if end is None else [end] if isinstance(end, int) else list(end)
+        self._shapes = _weight_shapes(directory)
+        if sizes.get("tie_word_embeddings", False):
+            self._shapes.pop("lm_head.weight", None)
+        self._num_yielded = 0
+        self._unusable = ""
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
+        self._check_usable()
+        self.requests += requests
+        responses = [(request, *self._respond(request)) for request in requests]
+        if self._config.order == "reversed":
+            responses.reverse()
+        elif self._config.order == "shortest":
+            responses.sort(key=lambda response: len(response[1]))
+        for request, token_ids, finish_reason in responses:
+            await self._go_wrong()
+            self._check_usable()
+            self._num_yielded += 1
+            yield Sample(
+                request_id=request.request_id,
+                token_ids=token_ids,
+                log_probs=[-math.log(1 + _hash(request.seed, i, token) % 50) for i, token in enumerate(token_ids)],
+                finish_reason=finish_reason,
+                policy_version=self.version,
+            )
+            await asyncio.sleep(0)
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Look at names and shapes; a model with tied embeddings may leave the head out or send it."""
+        self._unusable = f"the loading of version {version} did not end"
+        missing = dict(self._shapes)
+        for name, tensor in weights:
+            if self._shapes.get(name, tuple(tensor.shape) if name == "lm_head.weight" else None) != tuple(tensor.shape):
+                raise ModelError(f"weight '{name}' {tuple(tensor.shape)} is unknown\nGive both sides one model.path.")
+            missing.pop(name, None)
+        if missing:
+            raise ModelError(f"{len(missing)} weights did not come, the first is '{next(iter(missing))}'\nSend all.")
+        self.version, self._unusable = version, ""
+
+    def sleep(self) -> None:
+        self._unusable = self._unusable or "it sleeps"
+
+    def wake(self) -> None:
+        self._unusable = "" if self._unusable == "it sleeps" else self._unusable
+
+    def close(self) -> None:
+        self._unusable = "it is closed"
+
+    def _check_usable(self) -> None:
+        if self._unusable:
+            raise InfrastructureError(f"the fake engine cannot generate: {self._unusable}\nWake it, or load it again.")
+
+    async def _go_wrong(self) -> None:
+        fault = self._config.fault
+        if fault == "none" or self._num_yielded != self._config.fault_after:
+            return
+        if fault == "raise":
+            raise InfrastructureError("the fake engine fails, as it was told to\nSet fault=none.")
+        if fault == "die":
+            os._exit(1)
+        await asyncio.sleep(_HANG_S if fault == "hang" else self._config.late_s)
+
+    def _respond(self, request: Request) -> tuple[list[int], Literal["stop", "length"]]:
+        sampling, prompt = request.sampling, list(request.prompt_ids)
+        room = min(sampling.max_response_tokens, self._context_length - len(prompt))
+        if not prompt or room < 1:
+            raise SampleError(
+                f"request {request.request_id}: a prompt of {len(prompt)} tokens does not fit in a context of"
+                f" {self._context_length}\nType  data.max_prompt_tokens={self._context_length - 1} data.overlong=drop"
+            )
+        end_ids = {*self._end_ids, *sampling.stop_token_ids}
+        token_ids: list[int] = []
+        for token in self._tokens(request):
+            token_ids.append(token)
+            if token in end_ids or (sampling.stop and self._stopped(token_ids, sampling.stop)):
+                return token_ids, "stop"
+            if len(token_ids) == room:
+                break
+        return token_ids, "length"
+
+    def _tokens(self, request: Request) -> Iterator[int]:
+        answers = self._config.answers.get(" ".join(map(str, request.prompt_ids)))
+        if answers:
+            yield from answers[request.seed % len(answers)]
+            yield self._end_ids[0]
+            return
+        seed = 0 if request.sampling.temperature == 0 else request.seed
+        for position in range(request.sampling.max_response_tokens):
+            yield _hash(seed, position, *request.prompt_ids) % self._vocab_size
+
+    def _stopped(self, token_ids: list[int], stop: Sequence[str]) -> bool:
+        text = str(load_tokenizer(self._path).decode(token_ids, clean_up_tokenization_spaces=False))
+        return any(one in text for one in stop)
+
+
+def _weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _hash(*numbers: int) -> int:
+    """The same in every process, unlike hash()."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=6).digest(), "big")
+
+
+class FakeStore:
+    """Columns as they would lie in workers; counts what is brought to the controller."""
+
+    def __init__(self) -> None:
+        self.num_far_reads = 0
+        """Columns of tokens and objects that the controller fetched."""
+
+    def put(self, values: Sequence[Any]) -> list[Any]:
+        return list(values)
+
+    def get(self, refs: Sequence[Any]) -> list[Any]:
+        self.num_far_reads += len(refs)
+        return list(refs)
+
+
+class FakeGroup:
+    """A role without processes: what it answers follows from the tokens; what it is asked to train on is kept."""
+
+    dp_size = 2
+
+    def __init__(self, name: str, store: FakeStore) -> None:
+        self.updates: list[tuple[Batch, Counts]] = []
+        self.skipped = 0.0
+        """Share of updates that answer with a gradient that was not finite."""
+        self.update = _Update(self)
+        self._name, self._store = name, store
+
+    def log_probs(self, batch: Batch) -> Batch:
+        return self.apply(_log_probs, batch, of_reference=self._name == "reference")
+
+    def values(self, batch: Batch) -> Batch:
+        return self.apply(_values, batch)
+
+    def apply(self, function: Callable[..., Batch], batch: Batch, **options: Any) -> Batch:
+        """The function next to the data; its columns stay there."""
+        reads = self._store.num_far_reads
+        result = BatchRef.publish(function(batch.local(), **options), self._store)
+        self._store.num_far_reads = reads
+        return result
+
+
+class _Update:
+    """`group.update(mini, counts)` and `group.update.submit(mini, counts)`."""
+
+    def __init__(self, group: FakeGroup) -> None:
+        self._group = group
+
+    def __call__(self, batch: Batch, counts: Counts) -> Metrics:
+        self._group.updates.append((batch, counts))
+        return {"loss": Mean(0.5), "grad_norm": Mean(1.0), "lr": Mean(0.1), "skipped": Mean(self._group.skipped)}
+
+    def submit(self, batch: Batch, counts: Counts) -> Future[Metrics]:
+        return Future.of(self(batch, counts))
+
+
+class FakeRoles:
+    """What an algorithm's `collect` and `update` work with. Only the roles that it asked for are there.
+
+    Every prompt gets four responses, of 1 to 5 tokens; the first of them scores 1, the others 0.
+    """
+
+    samples_per_prompt = 4
+
+    def __init__(self, names: Sequence[str], *, keep_scored: bool = True) -> None:
+        self.store = FakeStore()
+        self.groups = {name: FakeGroup(name, self.store) for name in names}
+        self.generated: Batch | None = None
+        """What `generate` answered last."""
+        self._keep_scored = keep_scored
+
+    def __getattr__(self, name: str) -> FakeGroup:
+        if name in self.__dict__.get("groups", {}):
+            return self.groups[name]
+        raise AttributeError(f"this run has no role '{name}'; its algorithm asked for {', '.join(self.groups)}")
+
+    def has(self, name: str) -> bool:
+        return name in self.groups
+
+    def generate(self, prompts: Batch) -> Batch:
+        """Adds the columns of the rollout worker."""
+        reads = self.store.num_far_reads
+        self.generated = _responses(prompts.local().repeat(self.samples_per_prompt), self.samples_per_prompt)
+        self.store.num_far_reads = reads
+        return BatchRef.publish(self.generated, self.store)
+
+    def score(self, samples: Batch) -> Batch:
+        """Rewards; no row is left when `keep_scored` is false, as when every reward failed."""
+        first = samples.fetch("sample_id") % self.samples_per_prompt == 0
+        scored = samples.with_rows(reward=first.float(), reward_status=torch.zeros(len(samples), dtype=torch.int64))
+        return scored if self._keep_scored else scored.take([])
+
+
+def _responses(rows: Batch, samples_per_prompt: int) -> Batch:
+    starts = rows.offsets().tolist()
+    prompts = [rows["input_ids"][start:stop].tolist() for start, stop in pairwise(starts)]
+    answers = [[(11 * i + 5 * k) % 40 for k in range(1 + (3 * i + i // 4) % 5)] for i in range(len(rows))]
+    pairs = list(zip(prompts, answers))
+    loss_mask = torch.tensor([k >= len(p) for p, a in pairs for k in range(len(p) + len(a))], dtype=torch.bool)
+    num_new = torch.tensor([len(answer) for answer in answers], dtype=torch.int64)
+    return Batch.of(
+        lengths=rows.lengths + num_new,
+        tokens={
+            "input_ids": torch.tensor([token for p, a in pairs for token in p + a], dtype=torch.int64),
+            "loss_mask": loss_mask,
+            "rollout_log_probs": torch.where(loss_mask, -1.0, 0.0),
+        },
+        rows={
+            **{name: rows[name] for name in rows.columns if rows.level(name) != "token"},
+            "sample_id": rows["group_id"] * samples_per_prompt + torch.arange(len(rows)) % samples_per_prompt,
+            "policy_version": torch.zeros_like(num_new),
+            "num_loss_tokens": num_new,
+            "truncated": torch.zeros(len(rows), dtype=torch.bool),
+            "finish_reason": ["stop"] * len(rows),
+        },
+    )
+
+
+def _log_probs(batch: Batch, *, of_reference: bool) -> Batch:
+    column = -0.5 - (batch["input_ids"] % 7) / 4
+    if of_reference:
+        return _of_tokens(batch, ref_log_probs=column - (batch["input_ids"] % 3) / 4)
+    return _of_tokens(batch, log_probs=column, entropy=torch.ones_like(column))
+
+
+def _values(batch: Batch) -> Batch:
+    return _of_tokens(batch, values=(batch["input_ids"] % 5) / 20)
+
+
+def _of_tokens(batch: Batch, **columns: Tensor) -> Batch:
+    """Zero outside the mask, as every role's outputs are."""
+    tokens = {name: torch.where(batch["loss_mask"], column, 0.0) for name, column in columns.items()}
+    return Batch.of(lengths=batch.lengths, tokens=tokens)

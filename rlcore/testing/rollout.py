@@ -1,0 +1,229 @@
+"""What the core relies on in an inference engine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.errors import RlcoreError, SampleError
+from rlcore.models.load import load_model, load_tokenizer
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import Rollout, RolloutContext
+from rlcore.testing.expect import allowed, equal, raises
+from rlcore.testing.model import UsesModel, plain_model
+from rlcore.types import Request, Sample, Sampling
+
+_DEADLINE_S = 60.0
+
+
+class RolloutContract(UsesModel):
+    """Override `make`. An engine that starts slowly may override `engine` with a fixture of a wider scope."""
+
+    def make(self, model: ModelConfig, context: RolloutContext) -> Rollout:
+        """A new engine."""
+        raise NotImplementedError(f"{type(self).__name__} must override make(self, model, context)")
+
+    def new(self, model_path: str) -> Rollout:
+        return self.make(ModelConfig(path=model_path), RolloutContext(device=self.device))
+
+    @pytest.fixture
+    def engine(self, model_path: str) -> Iterator[Rollout]:
+        engine = self.new(model_path)
+        yield engine
+        engine.close()
+
+    def test_every_request_is_answered_once(self, engine: Rollout) -> None:
+        equal(engine.mesh.dp_size, 1, "a lone engine must get all prompts; they are split by its mesh")
+        equal(run(engine, []), [], "a rank whose share is empty calls generate([])")
+        requests = [request(i * 10 + 3, max_response_tokens=1 + 3 * (i % 3)) for i in range(7)]
+        found = sorted(sample.request_id for sample in run(engine, requests))
+        equal(found, [one.request_id for one in requests], "yield one Sample per request_id, in any order")
+
+    def test_every_token_has_a_finite_log_prob(self, engine: Rollout) -> None:
+        for sample in run(engine, [request(i, temperature=i / 2) for i in range(4)]):
+            equal(len(sample.log_probs), len(sample.token_ids), "log_probs[i] speaks of token i")
+            good = all(math.isfinite(x) and x <= 1e-6 for x in sample.log_probs)
+            assert good, f"the trainer exponentiates log-probs; finite and at most 0, got {list(sample.log_probs)}"
+
+    def test_the_token_limit_ends_a_response(self, engine: Rollout, model_path: str) -> None:
+        end = load_tokenizer(model_path).eos_token_id
+        for sample in run(engine, [request(limit, max_response_tokens=limit) for limit in (1, 2, 9)]):
+            limit, length = sample.request_id, len(sample.token_ids)
+            assert 0 < length <= limit, f"max_response_tokens={limit}, and the response has {length} tokens"
+            wanted = "stop" if sample.token_ids[-1] == end or length < limit else "length"
+            equal(
+                sample.finish_reason, wanted, f"{length} of {limit} tokens; the reason decides who counts as truncated"
+            )
+
+    def test_a_stop_token_ends_a_response_and_stays_in_it(self, engine: Rollout) -> None:
+        free = longest(run(engine, [request(i) for i in range(4)]))
+        ids = list(free.token_ids)
+        stop = ids[len(ids) // 2]
+        cut = run(engine, [request(free.request_id, stop_token_ids=(stop,))])[0]
+        wanted = ids[: ids.index(stop) + 1]
+        equal((list(cut.token_ids), cut.finish_reason), (wanted, "stop"), f"stop_token_ids={stop} ends with that token")
+
+    def test_a_stop_string_ends_a_response_and_stays_in_it(self, engine: Rollout, model_path: str) -> None:
+        tokenizer = load_tokenizer(model_path)
+        free = longest(run(engine, [request(i) for i in range(4)]))
+        ids, middle = list(free.token_ids), len(free.token_ids) // 2
+        stop = tokenizer.decode(ids[middle : middle + 2]).strip()
+        wanted = next(ids[: i + 1] for i in range(len(ids)) if stop in tokenizer.decode(ids[: i + 1]))
+        cut = run(engine, [request(free.request_id, stop=(stop,))])[0]
+        found = (list(cut.token_ids), cut.finish_reason)
+        equal(found, (wanted, "stop"), f"stop={stop!r} ends the response with the token that completes it")
+
+    def test_a_seed_fixes_the_response_whatever_the_neighbours(self, engine: Rollout) -> None:
+        requests = [request(i, num_prompt=1 + i % 3) for i in range(6)]
+        alone = tokens([run(engine, [one])[0] for one in requests])
+        equal(tokens(run(engine, requests[::-1])), alone, "the same seed gives the same tokens among other requests")
+        other = tokens(run(engine, [replace(one, seed=one.seed + 1000) for one in requests]))
+        assert alone != other, f"six other seeds gave the same responses, so a group has one sample only: {alone}"
+
+    def test_new_weights_come_with_their_version(self, engine: Rollout, model_path: str) -> None:
+        for version in (3, 4):
+            engine.load_weights(iter(weights(model_path)), version)
+            found = {sample.policy_version for sample in run(engine, [request(i) for i in range(3)])}
+            equal(found, {version}, "after load_weights(…, version) samples report that version")
+
+    def test_half_an_update_is_refused_and_never_serves(self, engine: Rollout, model_path: str) -> None:
+        asked = [request(i) for i in range(3)]
+        engine.load_weights(iter(weights(model_path)), 5)
+        before = tokens(run(engine, asked))
+        new = [(name, tensor + 1.0) for name, tensor in weights(model_path)]
+        for rule, broken in (("missing", new[:-1]), ("unknown", [*new, ("no.such.weight", torch.ones(2))])):
+            with raises(f"load_weights must raise when a weight is {rule}"):
+                engine.load_weights(iter(broken), 6)
+            try:
+                served = run(engine, asked)
+            except (RlcoreError, RuntimeError):
+                continue  # to refuse is right; to go on with version 5 is too
+            equal({sample.policy_version for sample in served}, {5}, "version 6 did not arrive and must not serve")
+            equal(tokens(served), before, "after half an update the engine must not serve a mixture")
+        engine.load_weights(iter(weights(model_path)), 7)
+        with allowed("a whole update must mend an engine whose last one failed"):
+            equal(tokens(run(engine, asked)), before, "a whole update must bring every weight")
+
+    def test_closing_the_iterator_aborts_the_rest(self, engine: Rollout) -> None:
+        async def first_only() -> None:
+            stream: Any = engine.generate([request(i, max_response_tokens=1 + 5 * i) for i in range(5)])
+            await anext(stream)
+            await stream.aclose()
+
+        asyncio.run(asyncio.wait_for(first_only(), _DEADLINE_S))
+        found = sorted(sample.request_id for sample in run(engine, [request(70), request(71)]))
+        equal(found, [70, 71], "after an abort the next call must get its own samples only")
+
+    def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(self, engine: Rollout, model_path: str) -> None:
+        context_length = plain_model(model_path).config.get_text_config().max_position_embeddings
+        seen: list[Sample] = []
+        with raises("a prompt as long as the context must raise SampleError", SampleError) as caught:
+            run(engine, [request(1, max_response_tokens=1), request(31, num_prompt=context_length)], seen)
+        assert "31" in str(caught[0]), f"the error must name request 31: {caught[0]}"
+        equal(seen, [], "the check must come before anything is generated")
+
+    def test_sleep_and_wake_may_come_twice(self, engine: Rollout) -> None:
+        before = tokens(run(engine, [request(0), request(1)]))
+        for action in (engine.sleep, engine.sleep, engine.wake, engine.wake):
+            action()
+        equal(tokens(run(engine, [request(0), request(1)])), before, "an engine that slept goes on with its weights")
+
+    def test_close_may_come_twice(self, model_path: str) -> None:
+        engine = self.new(model_path)
+        engine.close()
+        with allowed("close() is called again when a run ends badly, and must do nothing"):
+            engine.close()
+
+
+class ModelRolloutContract(RolloutContract):
+    """Besides: the engine computes what the trainer computes. For every engine that runs a model."""
+
+    def test_log_probs_are_those_of_the_trainer(self, engine: Rollout, model_path: str) -> None:
+        engine.load_weights(iter(weights(model_path)), 1)
+        self.compare(engine, model_path)
+
+    def test_new_weights_are_used_and_caches_dropped(self, engine: Rollout, model_path: str, tmp_path: Path) -> None:
+        self.compare(engine, model_path)  # fills the caches
+        changed = load_model(model_path).requires_grad_(False)
+        for parameter in changed.parameters():
+            parameter.mul_(1.5)
+        changed.save_pretrained(tmp_path)
+        engine.load_weights(iter(changed.named_parameters()), 2)
+        self.compare(engine, str(tmp_path))
+
+    def test_loaded_tensors_are_only_borrowed(self, engine: Rollout, model_path: str) -> None:
+        lent = [(name, tensor.clone()) for name, tensor in weights(model_path)]
+        engine.load_weights(iter(lent), 1)
+        for _, tensor in lent:
+            tensor.zero_()
+        self.compare(engine, model_path)
+
+    def test_greedy_and_top_k_1_take_the_most_likely_token(self, engine: Rollout, model_path: str) -> None:
+        engine.load_weights(iter(weights(model_path)), 1)
+        for options in ({"temperature": 0.0}, {"top_k": 1}):
+            asked = [request(i, num_prompt=2 + i, **options) for i in range(3)]
+            for sample in run(engine, asked):
+                scores, drawn = self.scores(model_path, asked[sample.request_id], sample, 1.0)
+                gap = float((scores.amax(1) - drawn).max())
+                assert gap <= self.tolerance, f"{options} took a token that is {gap:.3g} less likely than the best"
+
+    def compare(self, engine: Rollout, model_path: str) -> None:
+        """Log-probs of samples against those of the plain model."""
+        for temperature, top_k in ((1.0, 0), (0.7, 3), (0.0, 0)):
+            asked = [request(i, num_prompt=1 + 3 * i, temperature=temperature, top_k=top_k) for i in range(3)]
+            for sample in run(engine, asked):
+                _, wanted = self.scores(model_path, asked[sample.request_id], sample, temperature or 1.0)
+                gap = float((wanted - torch.tensor(list(sample.log_probs))).abs().max())
+                assert gap <= self.tolerance, (
+                    f"temperature={temperature}, top_k={top_k}: up to {gap:.3g} from the trainer's log-probs; they are"
+                    " log softmax(logits / temperature) under the newest weights, before any truncation"
+                )
+
+    @torch.no_grad()
+    def scores(self, path: str, asked: Request, sample: Sample, temperature: float) -> tuple[Tensor, Tensor]:
+        """[n, V] log-probs of the plain model at each token of a response, and [n] those of the tokens drawn."""
+        ids = torch.tensor([[*asked.prompt_ids, *sample.token_ids]])
+        logits: Tensor = plain_model(path)(ids).logits[0, len(asked.prompt_ids) - 1 : -1]
+        scores = (logits.float() / temperature).log_softmax(-1)
+        return scores, scores.gather(1, ids[0, len(asked.prompt_ids) :, None]).squeeze(1)
+
+
+def request(request_id: int, *, num_prompt: int = 4, **options: Any) -> Request:
+    """A request with a prompt of ids that any tokenizer has."""
+    sampling = Sampling(**({"max_response_tokens": 12} | options))
+    prompt = [3 + (request_id + i) % 20 for i in range(num_prompt)]
+    return Request(request_id=request_id, prompt_ids=prompt, sampling=sampling, seed=7 * request_id + 1)
+
+
+def run(engine: Rollout, requests: Sequence[Request], seen: list[Sample] | None = None) -> list[Sample]:
+    """All samples of one call, as they came."""
+    found = [] if seen is None else seen
+
+    async def drain() -> None:
+        async for sample in engine.generate(requests):
+            found.append(sample)
+
+    asyncio.run(asyncio.wait_for(drain(), _DEADLINE_S))
+    return found
+
+
+def tokens(samples: Sequence[Sample]) -> dict[int, list[int]]:
+    """Token ids by request."""
+    return {sample.request_id: list(sample.token_ids) for sample in sorted(samples, key=lambda one: one.request_id)}
+
+
+def longest(samples: Sequence[Sample]) -> Sample:
+    return max(samples, key=lambda sample: len(sample.token_ids))
+
+
+def weights(model_path: str) -> list[tuple[str, Tensor]]:
+    """What a trainer sends: the parameters under their names, tied ones once."""
+    return list(plain_model(model_path).named_parameters())

@@ -1,0 +1,248 @@
+"""The built-in plugins pass the contract suites that authors of plugins run."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rlcore.algorithms.grpo import GRPO, GRPOConfig
+from rlcore.algorithms.kl import KLConfig
+from rlcore.algorithms.ppo import PPO, PPOConfig
+from rlcore.backends.local import LocalBackend, LocalConfig
+from rlcore.config.schema import DataConfig
+from rlcore.controller import dispatch
+from rlcore.data.files import FileDataset
+from rlcore.protocols.dispatch import Call
+from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.testing import (
+    AlgorithmContract,
+    BackendContract,
+    DatasetContract,
+    DispatchContract,
+    FakeConfig,
+    FakeRollout,
+    ModelRolloutContract,
+    RewardContract,
+    RolloutContract,
+    RowDispatchContract,
+    TrackerContract,
+)
+from rlcore.trackers.console import ConsoleConfig, ConsoleTracker
+from rlcore.trackers.jsonl import JSONLConfig, JSONLTracker
+from rlcore.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
+from tests.conftest import ASSETS
+
+
+class TestHFRollout(ModelRolloutContract):
+    @pytest.fixture
+    def model_path(self, assets):
+        return str(assets / "models" / "stories260k")
+
+    def make(self, model, context):
+        return HFRollout(HFConfig(max_batch_size=4), model=model, context=context)
+
+
+class TestHFRolloutWithTheModelOfTheSuite(ModelRolloutContract):
+    def make(self, model, context):
+        return HFRollout(HFConfig(), model=model, context=context)
+
+
+class TestFakeRollout(RolloutContract):
+    def make(self, model, context):
+        return FakeRollout(FakeConfig(order="shortest"), model=model, context=context)
+
+
+class TestFakeRolloutOfAModelWithItsOwnTokenizer(TestFakeRollout):
+    @pytest.fixture
+    def model_path(self, assets):
+        return str(assets / "models" / "stories260k")
+
+
+class TestLocalBackend(BackendContract):
+    @pytest.fixture
+    def model_path(self, assets):
+        return str(assets / "models" / "stories260k")
+
+    def make(self, model, optimizer, context):
+        return LocalBackend(LocalConfig(), model=model, optimizer=optimizer, context=context)
+
+
+class TestLocalBackendWithTheModelOfTheSuite(BackendContract):
+    make = TestLocalBackend.make
+
+
+class TestGRPO(AlgorithmContract):
+    config = GRPOConfig()
+
+    def make(self):
+        return GRPO(self.config)
+
+
+class TestGRPOWithMiniBatchesAndKLInTheLoss(TestGRPO):
+    config = GRPOConfig(
+        epochs=2, minibatches=3, kl=KLConfig(coefficient=0.01), dual_clip=3.0, average="seq-mean-token-mean"
+    )
+
+
+class TestGRPOWithAdaptiveKLInTheReward(TestGRPO):
+    config = GRPOConfig(
+        average="seq-mean-token-sum",
+        normalise_by_std=False,
+        skip_zero_variance_groups=True,
+        kl=KLConfig(coefficient=0.01, where="reward", controller="adaptive"),
+    )
+
+
+class TestPPO(AlgorithmContract):
+    config = PPOConfig()
+
+    def make(self):
+        return PPO(self.config)
+
+
+class TestPPOWithMiniBatchesAndKLInTheReward(TestPPO):
+    config = PPOConfig(minibatches=2, clip_value=0.0, kl=KLConfig(coefficient=0.01, where="reward"))
+
+
+class TestExactMatch(RewardContract):
+    target = "rlcore.rewards.match:ExactMatch"
+    examples = (({"completion": " 42\n", "answer": "42"}, 1.0), ({"completion": "43", "answer": "42"}, 0.0))
+
+
+class TestNumber(RewardContract):
+    target = "rlcore.rewards.match:NumberMatch"
+    options = {"tolerance": 0.5}  # noqa: RUF012
+    examples = (({"completion": "about $1,234.4", "answer": "1234"}, 1.0), ({"completion": "1", "answer": "2"}, 0.0))
+
+
+class TestGSM8K(RewardContract):
+    target = "rlcore.rewards.match:GSM8K"
+
+    @property
+    def examples(self):
+        return [({"completion": "so #### 72", "answer": "48+24 = 72\n#### 72"}, 1.0), *gold_answers()]
+
+
+def gold_answers():
+    """Those of the real data set, where it is: the grader must take them as right."""
+    path = ASSETS / "data" / "gsm8k" / "test.jsonl"
+    lines = path.read_text().splitlines()[:5] if path.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return [({"completion": row["answer"], "answer": row["answer"]}, 1.0) for row in rows]
+
+
+class TestRegex(RewardContract):
+    target = "rlcore.rewards.match:Regex"
+    options = {"pattern": r"<answer>.+</answer>"}  # noqa: RUF012
+    examples = (({"completion": "<answer>4</answer>"}, 1.0), ({"completion": "4"}, 0.0))
+
+
+class TestMentions(RewardContract):
+    target = "rlcore.rewards.match:Mentions"
+    options = {"word": "whale"}  # noqa: RUF012
+    examples = (({"completion": "A Whale!"}, 1.0), ({"completion": "A Whale", "finish_reason": "length"}, 0.5))
+
+
+class TestLength(RewardContract):
+    target = "rlcore.rewards.length:Length"
+    options = {"max": 4}  # noqa: RUF012
+    # 4 tokens are the limit; 6 are half of it too many
+    examples = (({"completion": "a", "num_tokens": 4}, 1.0), ({"completion": "b", "num_tokens": 6}, 0.5))
+
+
+class TestMath(RewardContract):
+    target = "rlcore.rewards.math:Math"
+    examples = (({"completion": "$0.5$", "answer": "\\frac{1}{2}"}, 1.0), ({"completion": "2", "answer": "3"}, 0.0))
+
+
+class TestSortedDigits(RewardContract):
+    target = "rlcore.rewards.sorted_digits:sorted_digits"
+    # 132: of its pairs 1<=3 and 3<=2 one is in order, so half of a half
+    examples = (
+        ({"completion": "123", "digits": "312"}, 1.0),
+        ({"completion": "132", "digits": "312"}, 0.25),
+        ({"completion": "12", "digits": "312"}, 0.0),
+    )
+
+
+class TestDataParallel(RowDispatchContract):
+    def make(self):
+        return dispatch.DataParallel()
+
+
+class TestDataParallelMetrics(RowDispatchContract):
+    metrics = True
+
+    def make(self):
+        return dispatch.DataParallelMetrics()
+
+
+class TestAll(DispatchContract):
+    def make(self):
+        return dispatch.All()
+
+
+class TestRankZero(DispatchContract):
+    def make(self):
+        return dispatch.RankZero()
+
+
+class TestScatter(DispatchContract):
+    def make(self):
+        return dispatch.Scatter()
+
+    def call(self, meshes, num_rows=5):
+        return Call((list(range(len(meshes))),))
+
+
+class TestDirect(DispatchContract):
+    def make(self):
+        return dispatch.Direct()
+
+    def call(self, meshes, num_rows=5):
+        return Call((7,), {"rank": len(meshes) - 1})
+
+
+class TestJSONL(TrackerContract):
+    def make(self, run):
+        return JSONLTracker(JSONLConfig(), run)
+
+    def logged(self, tracker, run):
+        lines = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+        return [(line["step"], name, value) for line in lines for name, value in line.items()]
+
+
+class TestConsole(TrackerContract):
+    def make(self, run):
+        return ConsoleTracker(ConsoleConfig(live=False), run)
+
+
+class TestLiveConsole(TrackerContract):
+    def make(self, run):
+        return ConsoleTracker(ConsoleConfig(), run, Console(file=io.StringIO(), force_terminal=True))
+
+
+class TestTensorBoard(TrackerContract):
+    def make(self, run):
+        pytest.importorskip("tensorboard")
+        return TensorBoardTracker(TensorBoardConfig(), run)
+
+    def logged(self, tracker, run):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(run.directory / "tensorboard"))
+        events.Reload()
+        return [(one.step, name, one.value) for name in events.Tags()["scalars"] for one in events.Scalars(name)]
+
+
+class TestFiles(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path):
+        self.path = tmp_path / "train.jsonl"
+        self.path.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+3=", "answer": "5", "hint": "!"}\n')
+
+    def make(self):
+        return FileDataset(str(self.path), DataConfig(train=str(self.path)))
