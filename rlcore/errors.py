@@ -80,6 +80,12 @@ class NumericalError(RunError, ArithmeticError):
     """Losses or gradients were not finite for more steps in a row than the config allows."""
 
 
+def require(holds: bool, setting: str, expected: str, got: object, example: object) -> None:
+    """For `__post_init__` of settings: raise ConfigError with the field and what to type, unless `holds`."""
+    if not holds:
+        raise ConfigError(f"{setting}: expected {expected}, got {got}\nType  {setting}={example}")
+
+
 def nearest(name: str, known: list[str]) -> str | None:
     """Return the known name closest to `name`, or None; difflib is imported only when something is wrong."""
     import difflib

@@ -390,7 +390,6 @@ def test_module_that_kills_its_process_is_named(tmp_path):
         RewardExecutor([RewardSpec("x", f"{path}:f")])
 
 
-
 def test_child_that_died_between_two_calls_is_replaced_without_blame(spec):
     with RewardExecutor([spec("pid")]) as executor:
         first = int(executor.score(samples("a"))[0].value)

@@ -33,7 +33,7 @@ def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, e
     reward = reward.double()
     centred = reward - group_mean(reward, group_id)
     if by_std:
-        size = group_mean(torch.ones_like(reward), group_id) * _group_size(group_id)
+        size = _group_size(group_id)
         unbiased = group_variance(reward, group_id) * size / (size - 1).clamp(min=1)
         centred = centred / (unbiased.sqrt() + eps)
     return centred.float()

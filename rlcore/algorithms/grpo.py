@@ -38,9 +38,12 @@ class GRPO(PolicyGradient):
 
     Config = GRPOConfig
 
+    @property
+    def kl_in_reward(self) -> bool:
+        return bool(self.config.kl.where == "reward" and self.needs_reference)
+
     def writes(self) -> Sequence[str]:
-        in_reward = self.config.kl.where == "reward" and self.needs_reference
-        return list(dict.fromkeys([*super().writes(), *(["old_log_probs", "kl"] if in_reward else [])]))
+        return list(dict.fromkeys([*super().writes(), *(["old_log_probs"] if self.kl_in_reward else [])]))
 
     def collect(self, roles: Any, prompts: Batch) -> Batch:
         """Generate, score, recompute log-probs, compare inside groups."""
@@ -52,7 +55,7 @@ class GRPO(PolicyGradient):
         if self.needs_reference:
             samples |= roles.reference.log_probs(samples)
         reward, group_id = samples.fetch("reward", "group_id")
-        if "kl" in self.writes():
+        if self.kl_in_reward:
             reward = reward - self.kl.coefficient * self._kl(roles, samples)
         samples = samples.with_rows(advantage=group_normalised(reward, group_id, by_std=self.config.normalise_by_std))
         varied = group_variance(reward, group_id) > 0

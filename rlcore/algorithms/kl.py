@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rlcore.errors import require
+
 Estimator = Literal["k1", "k2", "k3"]
 _MAX_LOG_RATIO = 20.0
 """exp(20) = 5e8: beyond it k3 would overflow in float32 long before it means anything."""
@@ -30,11 +32,20 @@ class KLConfig:
     estimator: Estimator = "k3"
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: float = 0.1
-    """adaptive: the KL per response to aim at."""
+    """adaptive, which needs where=reward: the KL per response to aim at."""
     horizon: float = 10000.0
     """adaptive: responses over which the coefficient adapts."""
     monitor: bool = False
     """Hold a reference and log the KL even without a penalty."""
+
+    def __post_init__(self) -> None:
+        require(self.coefficient >= 0, "coefficient", "0 or more", self.coefficient, 0.01)
+        adaptive = self.controller == "adaptive"
+        require(
+            not adaptive or self.where == "reward", "where", "reward with controller=adaptive", self.where, "reward"
+        )
+        require(self.target > 0, "target", "more than 0", self.target, 0.1)
+        require(self.horizon > 0, "horizon", "more than 0", self.horizon, 10000.0)
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) -> Tensor:

@@ -18,7 +18,7 @@ class PolicyLoss(NamedTuple):
 
     terms: Tensor
     clipped: Tensor
-    """1 where the clip decides."""
+    """1 where a clip decides, so that the token has no gradient."""
     kl: Tensor
     """k3 of the old policy and the new."""
 
@@ -41,10 +41,12 @@ def clipped_policy_loss(
     plain = -ratio * advantages
     bounded = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     terms = torch.maximum(plain, bounded)
+    clipped = bounded > plain
     if dual_clip:
-        terms = torch.where(advantages < 0, torch.minimum(terms, -dual_clip * advantages), terms)
-    clipped = (bounded > plain).to(terms.dtype)
-    return PolicyLoss(terms, clipped, kl_estimate(old_log_probs, log_probs, "k3"))
+        beyond = (advantages < 0) & (-dual_clip * advantages < terms)
+        terms = torch.where(beyond, -dual_clip * advantages, terms)
+        clipped |= beyond
+    return PolicyLoss(terms, clipped.to(terms.dtype), kl_estimate(old_log_probs, log_probs, "k3"))
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:

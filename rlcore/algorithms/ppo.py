@@ -23,6 +23,7 @@ from rlcore.algorithms.base import PolicyGradient, PolicyGradientConfig
 from rlcore.algorithms.kl import kl_estimate
 from rlcore.algorithms.losses import clipped_value_loss
 from rlcore.data.batch import Batch
+from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.types import LossTerms, Mean, TokenOutputs
 
@@ -36,6 +37,12 @@ class PPOConfig(PolicyGradientConfig):
     clip_value: float = 0.2
     """0: the value loss is not clipped."""
     whiten: bool = True
+
+    def __post_init__(self) -> None:
+        PolicyGradientConfig.__post_init__(self)  # super() does not know a class that slots=True made anew
+        require(0 <= self.gamma <= 1, "gamma", "a number from 0 to 1", self.gamma, 1.0)
+        require(0 <= self.lam <= 1, "lam", "a number from 0 to 1", self.lam, 0.95)
+        require(self.clip_value >= 0, "clip_value", "0 or more", self.clip_value, 0.2)
 
 
 class PPO(PolicyGradient):

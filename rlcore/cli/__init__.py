@@ -13,7 +13,7 @@ COMMANDS = {
     "eval": "score a model or a checkpoint on held-out prompts",
     "list-plugins": "what is installed, without importing it",
     "config": "print the composed configuration and who provided what",
-    "doctor": "check this machine, the plugins and a configuration",
+    "doctor": "check this machine, and that every plugin loads",
     "export": "write a checkpoint as a Hugging Face directory",
 }
 
@@ -62,7 +62,7 @@ def _command(name: str, arguments: list[str]) -> int:
     from rlcore.registry import catalog, resolve
 
     plugins = [entry.name for entry in catalog().of("command")]
-    if name in plugins:
+    if name.partition("@")[0] in plugins:
         return int(resolve("command", name).object(arguments))
     known = [*COMMANDS, *plugins]
     raise ConfigError(f"no command '{name}'.{did_you_mean(name, known)}\nCommands: {', '.join(known)}; rlcore --help")

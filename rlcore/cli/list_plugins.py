@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from rlcore import __version__
 from rlcore.errors import ConfigError, did_you_mean
-from rlcore.registry.catalog import KINDS, Catalog, Entry, catalog
+from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog
 from rlcore.registry.known import KNOWN_PACKAGES
 
 _EXAMPLES = """\
@@ -98,13 +98,14 @@ def _status(plugins: Catalog, entry: Entry, providers: int) -> tuple[str, str]:
     word = plugins.hidden(entry)
     if word is not None:
         return "disabled", f"RLCORE_DISABLE_PLUGINS={word}"
+    if entry.kind not in KINDS:
+        return "broken", f"no kind '{entry.kind}'.{did_you_mean(entry.kind, list(KINDS))}"
     place, colon, attribute = entry.target.partition(":")
-    if entry.kind not in ("config", "hooks") and not (place and colon and attribute):
+    if entry.kind not in MODULE_KINDS and not (place and colon and attribute):
         return "broken", f"'{entry.target}' is not module:attribute"
     if providers > 1:
-        others = ", ".join(
-            f"{other.package} {other.version}" for other in plugins.find(entry.kind, entry.name) if other != entry
-        )
+        same = [other for other in plugins.find(entry.kind, entry.name) if plugins.hidden(other) is None]
+        others = ", ".join(f"{other.package} {other.version}" for other in same if other != entry)
         return "duplicate", f"also {others}; use {entry.name}@{entry.package}"
     if entry.package == "rlcore":
         return "ok", ""

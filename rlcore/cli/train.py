@@ -42,22 +42,28 @@ def main(argv: Sequence[str]) -> int:
 
 def run(overrides: Sequence[str], *, dry_run: bool) -> int:
     """The command itself."""
+    from rlcore.trainer.describe import describe
+
+    plan, hooks = plan_run(overrides)
+    print("\n".join(describe(plan)), flush=True)
+    if dry_run:
+        print("dry run: all that can be checked before the start is in order; nothing was started")
+        return 0
+    return _train(plan, hooks, overrides)
+
+
+def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
+    """Everything that is known before a process is started; `rlcore.trainer.launch.launch` goes on from here."""
     from rlcore.config.compose import compose
     from rlcore.hooks.manager import Hooks
     from rlcore.quickstart import locate_assets
-    from rlcore.trainer.describe import describe
     from rlcore.trainer.plan import make_plan
 
     config = locate_assets(compose(overrides).config, print)
     hooks = Hooks(config.plugins.hooks, config.plugins.on_hook_error)
     hooks.configure(config=config)
     directory = Path(config.run.directory) / (config.run.name or _new_name(config, overrides))
-    plan = make_plan(config, directory.absolute())
-    print("\n".join(describe(plan)), flush=True)
-    if dry_run:
-        print("dry run: all that can be checked before the start is in order; nothing was started")
-        return 0
-    return _train(plan, hooks, overrides)
+    return make_plan(config, directory.absolute()), hooks
 
 
 def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:

@@ -134,8 +134,8 @@ class LocalRuntime:
         self._hosts.clear()
 
 
-def resolve_device(device: str) -> str:
-    """cpu or cuda for auto, cpu or cuda."""
+def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """auto is cuda where there is one."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device

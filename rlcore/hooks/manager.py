@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import traceback
 from collections.abc import Mapping, Sequence
@@ -30,16 +31,13 @@ class Hooks:
 
         Raises:
             PluginError: a plugin cannot be resolved.
-            ConfigError: a plugin has a function `rlcore_...` that is no hook.
+            ConfigError: a plugin has no hook, a function `rlcore_...` that is none or is not marked, or an unknown argument.
         """
         self._on_error = on_error
         self._manager = pluggy.PluginManager("rlcore")
         self._manager.add_hookspecs(specs)
-        named = {_label(plugin): plugin for plugin in plugins}
-        for label in sorted(named, reverse=True):  # pluggy calls the last registered first
-            plugin = named[label]
-            self._manager.register(resolve("hooks", plugin).object if isinstance(plugin, str) else plugin, name=label)
-        self._refuse_misspelt()
+        for label, plugin in sorted(_labelled(plugins), key=lambda pair: pair[0], reverse=True):
+            self._register(label, plugin)  # pluggy calls the last registered first
 
     def configure(self, *, config: Config) -> None:
         self._call("rlcore_configure", config=config)
@@ -69,13 +67,20 @@ class Hooks:
         self._call("rlcore_checkpoint_saved", run=run, step=step, path=path)
 
     def run_end(self, *, run: Run, error: BaseException | None) -> None:
-        self._call("rlcore_run_end", run=run, error=error)
+        """Every plugin is told, even after one has failed; a failure never hides the error that ended the run."""
+        failures: list[Exception] = []
+        self._call("rlcore_run_end", failures, run=run, error=error)
+        if failures and error is None:
+            raise failures[0]
 
     def health_checks(self) -> list[specs.Check]:
         return [check for _, checks in self._call("rlcore_health_checks") for check in checks]
 
-    def _call(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-        """(plugin, result) for each plugin that has the hook and returns something."""
+    def _call(self, hook: str, failures: list[Exception] | None = None, **arguments: Any) -> list[tuple[str, Any]]:
+        """(plugin, result) for each plugin that has the hook and returns something.
+
+        What a plugin raises is noted with its name, and raised; with `failures`, kept there while the others are called.
+        """
         results = []
         for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
             name = implementation.plugin_name
@@ -84,8 +89,12 @@ class Hooks:
             except Exception as error:
                 error.add_note(f"in hook {hook} of {name}")
                 if self._on_error == "raise":
-                    raise
-                logger.warning("hook %s of %s failed and is passed over:\n%s", hook, name, traceback.format_exc())
+                    if failures is None:
+                        raise
+                    failures.append(error)
+                logger.warning(
+                    "hook %s of %s failed; the others are still called:\n%s", hook, name, traceback.format_exc()
+                )
                 continue
             if result is not None:
                 results.append((name, result))
@@ -95,6 +104,10 @@ class Hooks:
         merged: dict[str, Any] = {}
         giver: dict[str, str] = {}
         for plugin, result in self._call(hook, **arguments):
+            if not isinstance(result, Mapping):
+                raise ConfigError(
+                    f"{hook} of {plugin} returned {result!r}, which is no mapping\nReturn a dict, or None for nothing."
+                )
             for name, value in result.items():
                 if name in merged and not (same_is_fine and merged[name] == value):
                     raise ConfigError(
@@ -104,17 +117,56 @@ class Hooks:
                 merged[name], giver[name] = value, plugin
         return merged
 
-    def _refuse_misspelt(self) -> None:
-        known = [name for name in vars(specs) if name.startswith("rlcore_")]
-        for label, plugin in self._manager.list_name_plugin():
-            for name in dir(plugin):
-                if name.startswith("rlcore_") and name not in known:
-                    raise ConfigError(
-                        f"hook plugin '{label}' has '{name}', which is no hook.{did_you_mean(name, known)}\n"
-                        f"Hooks: {', '.join(known)}."
-                    )
-        self._manager.check_pending()
+    def _register(self, label: str, plugin: object) -> None:
+        found = resolve("hooks", plugin).object if isinstance(plugin, str) else plugin
+        found = found() if inspect.isclass(found) else found
+        _refuse_misspelt(label, found)
+        try:
+            self._manager.register(found, name=label)
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise ConfigError(f"hook plugin '{label}': {error}\nHooks: {', '.join(_KNOWN)}.") from error
+        implemented = self._manager.get_hookcallers(found) or []
+        if not implemented:
+            raise ConfigError(
+                f"hook plugin '{label}' has no hook, so it would do nothing.\n"
+                f"Mark its functions with @rlcore.hookimpl; hooks: {', '.join(_KNOWN)}."
+            )
+        for caller in implemented:
+            if any(it.plugin is found and (it.wrapper or it.hookwrapper) for it in caller.get_hookimpls()):
+                raise ConfigError(
+                    f"hook plugin '{label}' has '{caller.name}' as a wrapper, and hooks only observe.\n"
+                    f"Leave wrapper=True out."
+                )
 
 
-def _label(plugin: str | object) -> str:
-    return plugin if isinstance(plugin, str) else getattr(plugin, "__name__", type(plugin).__name__)
+_KNOWN = [name for name in vars(specs) if name.startswith("rlcore_")]
+
+
+def _refuse_misspelt(label: str, plugin: object) -> None:
+    """pluggy passes over a function that is not marked; here its name says that it was meant."""
+    for name in dir(plugin):
+        function = getattr(plugin, name) if name.startswith("rlcore_") else None
+        if not inspect.isroutine(function):
+            continue
+        marked = hasattr(function, "rlcore_impl")
+        if name not in _KNOWN and not getattr(function, "rlcore_impl", {}).get("specname"):
+            raise ConfigError(
+                f"hook plugin '{label}' has '{name}', which is no hook.{did_you_mean(name, _KNOWN)}\n"
+                f"Hooks: {', '.join(_KNOWN)}."
+            )
+        if not marked:
+            raise ConfigError(f"hook plugin '{label}' has '{name}' without its mark.\nWrite @rlcore.hookimpl above it.")
+
+
+def _labelled(plugins: Sequence[str | object]) -> list[tuple[str, str | object]]:
+    """Each plugin with the name that messages give it; a second object of one class is called Observer-2."""
+    labelled: dict[str, str | object] = {}
+    for plugin in plugins:
+        if isinstance(plugin, str):
+            labelled[plugin] = plugin
+            continue
+        name = getattr(plugin, "__name__", type(plugin).__name__)
+        taken = sum(other == name or other.startswith(f"{name}-") for other in labelled)
+        labelled[f"{name}-{taken + 1}" if taken else name] = plugin
+    return list(labelled.items())

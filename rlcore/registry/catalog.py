@@ -30,6 +30,9 @@ KINDS = (
     "transfer",
     "worker",
 )
+MODULE_KINDS = ("config", "hooks")
+"""Kinds whose entry points may name a module, without an attribute."""
+_DIRECTORY = re.compile(r"(.+?)(-\d[^-]*)?(-py\d[\d.]*)?\.(dist|egg)-info")
 DISABLE = "RLCORE_DISABLE_PLUGINS"
 IGNORE_VERSIONS = "RLCORE_IGNORE_VERSIONS"
 
@@ -68,15 +71,13 @@ class Catalog:
 
     def hidden(self, entry: Entry) -> str | None:
         """The word of RLCORE_DISABLE_PLUGINS that hides an entry, or None."""
-        words = self._hidden_words
-        return next((word for word in words if word in (entry.name, entry.package)), None)
+        return next((word for word in self._hidden_words if names(word, entry)), None)
 
     @cached_property
     def _hidden_words(self) -> list[str]:
         words = words_of(DISABLE)
-        known = {name for entry in self.entries for name in (entry.name, entry.package)}
         for word in words:
-            if word not in known:
+            if not any(names(word, entry) for entry in self.entries):
                 warnings.warn(f"{DISABLE} names '{word}', which is no installed plugin or package", stacklevel=2)
         return words
 
@@ -104,6 +105,11 @@ def words_of(variable: str) -> list[str]:
     return [word.strip() for word in os.environ.get(variable, "").split(",") if word.strip()]
 
 
+def names(word: str, entry: Entry) -> bool:
+    """Whether a word of RLCORE_DISABLE_PLUGINS means this plugin or its package, in any spelling of the package."""
+    return word == entry.name or normalise(word) == entry.package
+
+
 def normalise(package: str) -> str:
     """A distribution name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", package).lower()
@@ -115,26 +121,42 @@ def _scan(paths: Sequence[str] | None) -> Iterator[Entry]:
     distributions = metadata.distributions() if paths is None else metadata.distributions(path=list(paths))
     seen: set[str] = set()
     for distribution in distributions:
-        points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
-        name = _name(distribution, needed=bool(points))
-        if name in seen:  # first on the path wins, as for imports
+        folder = getattr(distribution, "_path", None)
+        match = _DIRECTORY.fullmatch(folder.name) if folder is not None else None
+        try:
+            name = normalise(match[1] if match else distribution.metadata["Name"])
+            entries = [] if name in seen else _entries(distribution, name)  # first on the path wins, as for imports
+        except (LookupError, TypeError, ValueError, OSError) as error:
+            warnings.warn(
+                f"the metadata of {folder or distribution} cannot be read ({type(error).__name__}: {error}); "
+                "its plugins are left out. Install that package again.",
+                stacklevel=2,
+            )
             continue
         seen.add(name)
-        if not points:
-            continue
-        requires = _requires_rlcore(distribution.requires or [])
-        for point in points:
-            kind = point.group.removeprefix(PREFIX)
-            yield Entry(kind, point.name, name, distribution.version, point.value, requires)
+        yield from entries
 
 
-def _name(distribution: Any, *, needed: bool) -> str:
-    """Normalised name; from the directory name when the metadata need not be parsed."""
-    path = getattr(distribution, "_path", None)
-    stem = path.name.partition("-")[0] if path is not None and not needed else ""
-    return normalise(stem or distribution.metadata["Name"] or "")
+def _entries(distribution: Any, package: str) -> list[Entry]:
+    """The plugins of one distribution; no more than one file is read when it has none."""
+    if PREFIX not in (distribution.read_text("entry_points.txt") or ""):
+        return []
+    points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
+    requires = _requires_rlcore(distribution.requires or []) if points else ""
+    return [
+        Entry(point.group.removeprefix(PREFIX), point.name, package, distribution.version, point.value, requires)
+        for point in points
+    ]
 
 
 def _requires_rlcore(requirements: Sequence[str]) -> str:
-    found = [r.partition(";")[0].strip() for r in requirements if re.match(r"rlcore\s*([<>=!~(\s;]|$)", r)]
-    return ",".join(item.removeprefix("rlcore").strip(" ()") for item in found)
+    """The version specifiers for rlcore that hold here, lower bound first."""
+    from packaging.requirements import Requirement
+
+    parsed = [Requirement(text) for text in requirements if normalise(text).startswith("rlcore")]
+    own = [
+        it
+        for it in parsed
+        if normalise(it.name) == "rlcore" and (it.marker is None or it.marker.evaluate({"extra": ""}))
+    ]
+    return ",".join(sorted({str(specifier) for it in own for specifier in it.specifier}, reverse=True))

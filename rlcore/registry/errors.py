@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcore.errors import PluginError, did_you_mean, nearest
-from rlcore.registry.catalog import DISABLE, IGNORE_VERSIONS, Entry
+from rlcore.registry.catalog import DISABLE, IGNORE_VERSIONS, Entry, names, words_of
 from rlcore.registry.known import known_names
 
 
@@ -39,9 +39,21 @@ class PluginProtocolError(PluginError, TypeError):
     """The plugin does not meet the protocol of its kind."""
 
 
+_OPTIONS = {
+    "command": "rlcore {}",
+    "dataset": "data.dataset={}",
+    "dispatch": "@dispatch('{}')",
+    "hooks": "plugins.hooks=[{}]",
+    "reward": "reward={}",
+    "tracker": "trackers=[{}]",
+    "transfer": "transfer={}",
+}
+"""How a plugin of a kind is chosen, where it is not kind.name=..."""
+
+
 def option(kind: str, value: str) -> str:
     """What to type to choose a plugin."""
-    return f"{kind}={value}" if kind == "reward" else f"{kind}.name={value}"
+    return _OPTIONS.get(kind, f"{kind}.name={{}}").format(value)
 
 
 def not_found(kind: str, name: str, installed: Sequence[str]) -> PluginNotFound:
@@ -69,9 +81,17 @@ def missing_dependency(entry: Entry, module: str, extra: str | None) -> PluginIm
     if extra:
         advice = f"{entry.package} {entry.version} lists it as an extra:\n    pip install '{entry.package}[{extra}]'"
     else:
-        advice = f"Install it:\n    pip install {module}"
+        advice = f"Install it; the package often has the same name:\n    pip install {module}"
     return PluginImportError(
         f"{entry.kind} '{entry.name}' needs the Python package '{module}', which is not installed. {advice}"
+    )
+
+
+def beside(entry: Entry, module: str, folder: str) -> PluginImportError:
+    """A file that imports its neighbour; its folder is not on the path, and pip would install a stranger's package."""
+    return PluginImportError(
+        f"{entry.kind} '{entry.target}' imports '{module}', which lies beside it, but {folder} is not on the path.\n"
+        f"    export PYTHONPATH={folder}"
     )
 
 
@@ -79,35 +99,45 @@ def incompatible(entry: Entry, core_version: str) -> IncompatiblePlugin:
     """Text F: written for another rlcore."""
     return IncompatiblePlugin(
         f"{entry.package} {entry.version} was written for rlcore{entry.requires}, and rlcore {core_version} is installed.\n"
-        f"    pip install -U {entry.package:<20} newer plugin\n"
-        f"    pip install 'rlcore{entry.requires}'{' ' * max(1, 12 - len(entry.requires))} older core\n"
-        f"To try it anyway:  {IGNORE_VERSIONS}={entry.package}"
+        + _aligned(
+            (f"pip install -U {entry.package}", "another version of the plugin"),
+            (f"pip install 'rlcore{entry.requires}'", "another version of the core"),
+        )
+        + f"\nTo try it anyway:  export {IGNORE_VERSIONS}={entry.package}"
     )
 
 
 def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin:
     """Text G: two packages, one name; order never decides."""
-    lines = "\n".join(f"    {entry.package} {entry.version}    ({entry.target})" for entry in entries)
-    first, last = entries[0].package, entries[-1].package
+    width = max(len(f"{entry.package} {entry.version}") for entry in entries)
+    lines = "\n".join(f"    {f'{entry.package} {entry.version}':<{width}}  ({entry.target})" for entry in entries)
+    first = entries[0].package
+    last = [entry.package for entry in entries if entry.package != "rlcore"][-1]  # hiding the core would hide too much
     return DuplicatePlugin(
         f"{kind} '{name}' is provided by {len(entries)} installed packages:\n{lines}\n"
-        f"Choose one:  {option(kind, f'{name}@{first}')}      or hide one:  {DISABLE}={last}"
+        f"Choose one:  {option(kind, f'{name}@{first}')}      or hide one:  export {DISABLE}={last}"
     )
 
 
 def import_failed(entry: Entry, error: BaseException) -> PluginImportError:
     """Text H: its import raised."""
-    return PluginImportError(
-        f"{entry.kind} '{entry.name}' ({entry.package} {entry.version}) failed to import: {type(error).__name__}: {error}\n"
-        f"Other plugins are unaffected. To see the whole traceback:  rlcore doctor {entry.package}"
-    )
+    what = f"failed to import: {type(error).__name__}: {error}"
+    if entry.package:
+        return PluginImportError(
+            f"{entry.kind} '{entry.name}' ({entry.package} {entry.version}) {what}\n"
+            f"Other plugins are unaffected. To see the whole traceback:  rlcore doctor {entry.package}"
+        )
+    place = entry.target.rpartition(":")[0]
+    command = f"python {place}" if place.endswith(".py") else f"python -c 'import {place}'"
+    return PluginImportError(f"{entry.kind} '{entry.target}' {what}\nTo see the whole traceback:  {command}")
 
 
 def no_such_target(entry: Entry, missing: str) -> PluginImportError:
     """Text I: the entry point names something that is not in the package."""
     return PluginImportError(
         f"{entry.package} {entry.version} registers {entry.kind} '{entry.name}' as {entry.target}, but there is no {missing}.\n"
-        f"That is a packaging mistake in {entry.package}, not in your config."
+        f"That is a packaging mistake in {entry.package}, not in your config. A newer version may mend it:\n"
+        f"    pip install -U {entry.package}"
     )
 
 
@@ -124,12 +154,23 @@ def other_version(package: str, here: str, driver: str, rank: int, host: str) ->
     """Text K: controller and worker have different versions."""
     return IncompatiblePlugin(
         f"rank {rank} on {host} has {package} {here}; the driver has {driver}. Install one set everywhere:\n"
-        f"    rlcore list-plugins --freeze > plugins.txt"
+        + _aligned(
+            ("rlcore list-plugins --freeze > plugins.txt", "on the driver"),
+            ("pip install -r plugins.txt", f"on {host}"),
+        )
     )
 
 
 def hidden(entry: Entry, word: str) -> PluginNotFound:
     """Text L: installed, and hidden by the environment."""
+    rest = ",".join(other for other in words_of(DISABLE) if not names(other, entry))
     return PluginNotFound(
-        f"{entry.kind} '{entry.name}' is installed ({entry.package} {entry.version}) but hidden by {DISABLE}={word}."
+        f"{entry.kind} '{entry.name}' is installed ({entry.package} {entry.version}) but hidden by {DISABLE}={word}.\n"
+        f"To use it:  {f'export {DISABLE}={rest}' if rest else f'unset {DISABLE}'}"
     )
+
+
+def _aligned(*lines: tuple[str, str]) -> str:
+    """Commands with a remark each, as a shell takes them."""
+    width = max(len(command) for command, _ in lines)
+    return "\n".join(f"    {command:<{width}}  # {remark}" for command, remark in lines)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-_UNCHECKED = frozenset({"reward"})
-"""Rewards are functions of many known shapes; `rlcore.rewards.signature` reads them."""
-_IGNORED = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__"})
+_FUNCTIONS = {"reward": "Reward", "command": "command"}
+"""Kinds that are functions as well as classes. Rewards have many known shapes; `rlcore.rewards.signature` reads them."""
 
 
 def misses(kind: str, plugin: object) -> tuple[str, list[str]]:
     """(name of the protocol, what the plugin lacks)."""
+    if kind in _FUNCTIONS:
+        lacking = [] if callable(plugin) else [f"it is a {type(plugin).__name__}, which cannot be called"]
+        return _FUNCTIONS[kind], lacking
     from rlcore.protocols import PROTOCOLS
 
     protocol = PROTOCOLS.get(kind)
-    if protocol is None or kind in _UNCHECKED:
+    if protocol is None:
         return "", []
     if not inspect.isclass(plugin):
         return protocol.__name__, [f"it is a {type(plugin).__name__}, not a class"]
@@ -27,17 +29,26 @@ def _methods(protocol: type) -> list[str]:
 
 
 def _miss(protocol: type, plugin: type, name: str) -> list[str]:
+    """Whether a method takes what the protocol gives it, and asks for no more."""
     method: Any = getattr(plugin, name, None)
     if method is None or not callable(method):
         return [f"no method {name}"]
-    asked = inspect.signature(getattr(protocol, name)).parameters
-    has = inspect.signature(method).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in has.values()):
+    has = list(inspect.signature(method).parameters.values())
+    if any(it.kind in (it.VAR_POSITIONAL, it.VAR_KEYWORD) for it in has):
         return []
-    positional = [p for p in has.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in has.values()):
-        return []
-    wanted = [p for p in asked.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    lacking = [p.name for p in asked.values() if p.kind is p.KEYWORD_ONLY and p.name not in has]
-    lacking += [p.name for p in wanted[len(positional) :]]
-    return [f"{name}() lacks {', '.join(repr(parameter) for parameter in lacking)}"] if lacking else []
+    asked = list(inspect.signature(getattr(protocol, name)).parameters.values())
+    if isinstance(inspect.getattr_static(plugin, name), (staticmethod, classmethod)):
+        asked = asked[1:]
+    positional = [it for it in has if it.kind is not it.KEYWORD_ONLY]
+    wanted = [it for it in asked if it.kind is it.POSITIONAL_OR_KEYWORD]
+    by_name = [it.name for it in asked if it.kind is it.KEYWORD_ONLY]
+    lacking = [asked_for for asked_for in by_name if asked_for not in {it.name for it in has}]
+    lacking += [it.name for it in wanted[len(positional) :]]
+    others = [*positional[len(wanted) :], *(it for it in has if it.kind is it.KEYWORD_ONLY)]
+    beyond = [it.name for it in others if it.default is it.empty and it.name not in by_name]
+    told = [f"{name}() lacks {_quoted(lacking)}"] if lacking else []
+    return told + ([f"{name}() asks for {_quoted(beyond)}, which nobody gives"] if beyond else [])
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(map(repr, names))

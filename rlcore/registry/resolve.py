@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from rlcore.errors import PluginError, did_you_mean
 from rlcore.registry import errors
-from rlcore.registry.catalog import IGNORE_VERSIONS, Catalog, Entry, catalog, words_of
+from rlcore.registry.catalog import IGNORE_VERSIONS, MODULE_KINDS, Catalog, Entry, catalog, normalise, words_of
 from rlcore.registry.protocol_check import misses
 
 
@@ -64,11 +65,7 @@ def resolve(kind: str, ref: str | object, *, catalog: Catalog | None = None) -> 
     if not isinstance(ref, str):
         return _own(kind, ref)
     entry = _project_entry(kind, ref) if ":" in ref else _entry(kind, ref, catalog or _default_catalog())
-    plugin = _import(entry)
-    protocol_name, lacking = misses(kind, plugin)
-    if lacking:
-        raise errors.protocol(entry, protocol_name, lacking)
-    return Resolved(kind, entry.name, entry.package, entry.version, entry.target, plugin)
+    return _checked(entry, _import(entry))
 
 
 def load(spec: PluginSpec, *, rank: int = 0, host: str = "") -> Any:
@@ -97,7 +94,7 @@ def installed_version(package: str) -> str:
 
 def is_compatible(entry: Entry, core_version: str) -> bool:
     """Whether the package's own requirement admits this rlcore; no requirement admits all."""
-    if not entry.requires or entry.package in words_of(IGNORE_VERSIONS):
+    if not entry.requires or entry.package in map(normalise, words_of(IGNORE_VERSIONS)):
         return True
     from packaging.specifiers import SpecifierSet
 
@@ -113,10 +110,10 @@ def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
     name, _, package = ref.partition("@")
     found = plugins.find(kind, name)
     if package:
-        matching = [entry for entry in found if entry.package == package]
+        matching = [entry for entry in found if entry.package == normalise(package)]
         if found and not matching:
-            providers = ", ".join(f"{name}@{entry.package}" for entry in found)
-            raise errors.PluginNotFound(f"no package '{package}' provides {kind} '{name}'.\nInstalled: {providers}.")
+            providers = "  or  ".join(errors.option(kind, f"{name}@{entry.package}") for entry in found)
+            raise errors.PluginNotFound(f"no package '{package}' provides {kind} '{name}'.\nType  {providers}")
         found = matching
     visible = [entry for entry in found if plugins.hidden(entry) is None]
     if found and not visible:
@@ -149,30 +146,53 @@ def _project_entry(kind: str, ref: str) -> Entry:
 
 def _own(kind: str, plugin: Any) -> Resolved:
     """A class or function given in Python."""
-    target = f"{plugin.__module__}:{plugin.__qualname__}"
-    return Resolved(kind, plugin.__name__, "", "", target, plugin)
+    return _checked(Entry(kind, plugin.__name__, "", "", f"{plugin.__module__}:{plugin.__qualname__}", ""), plugin)
+
+
+def _checked(entry: Entry, plugin: Any) -> Resolved:
+    """The plugin, if it meets the protocol of its kind."""
+    protocol_name, lacking = misses(entry.kind, plugin)
+    if lacking:
+        raise errors.protocol(entry, protocol_name, lacking)
+    return Resolved(entry.kind, entry.name, entry.package, entry.version, entry.target, plugin)
 
 
 def _import(entry: Entry) -> Any:
     """Import an entry's target; every way to fail has its own text."""
-    place, _, attribute = entry.target.partition(" ")[0].rpartition(":")
+    target = re.sub(r"\s*\[.*\]\s*$", "", entry.target)
+    place, colon, attribute = target.rpartition(":") if ":" in target else (target, "", "")
+    if not colon and entry.kind not in MODULE_KINDS:
+        raise errors.no_such_target(entry, "':' with a name after the module")
     try:
         module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+        plugin = _attribute(module, attribute) if colon else module
     except ModuleNotFoundError as error:
         missing = error.name or ""
+        if not missing:
+            raise errors.import_failed(entry, error) from error
         if place.partition(".")[0] == missing.partition(".")[0]:
             raise _no_module(entry, missing) from error
+        if place.endswith(".py") and _lies_beside(place, missing):
+            raise errors.beside(entry, missing, str(Path(place).parent)) from error
         raise errors.missing_dependency(entry, missing.partition(".")[0], _extra_for(entry, missing)) from error
     except PluginError:
         raise
     except (Exception, SystemExit) as error:
         raise errors.import_failed(entry, error) from error
-    plugin: Any = module
-    for part in attribute.split("."):
-        if not hasattr(plugin, part):
-            raise _no_attribute(entry, module, attribute)
-        plugin = getattr(plugin, part)
+    if plugin is _ABSENT:
+        raise _no_attribute(entry, module, attribute)
     return plugin
+
+
+_ABSENT = object()
+
+
+def _attribute(module: Any, path: str) -> Any:
+    """What a dotted path names in a module, or _ABSENT."""
+    found = module
+    for part in path.split("."):
+        found = getattr(found, part, _ABSENT)
+    return found
 
 
 def _load_file(path: str) -> Any:
@@ -191,6 +211,11 @@ def _load_file(path: str) -> Any:
         del sys.modules[name]
         raise
     return module
+
+
+def _lies_beside(place: str, module: str) -> bool:
+    neighbour = Path(place).with_name(module.partition(".")[0])
+    return neighbour.is_dir() or neighbour.with_suffix(".py").is_file()
 
 
 def _no_module(entry: Entry, missing: str) -> PluginError:
@@ -218,10 +243,15 @@ def _extra_for(entry: Entry, module: str) -> str | None:
     if not entry.package:
         return None
     import importlib_metadata as metadata
+    from packaging.requirements import Requirement
 
-    wanted = module.partition(".")[0].lower().replace("_", "-")
-    for requirement in metadata.requires(entry.package) or []:
-        name, _, marker = requirement.partition(";")
-        if "extra ==" in marker and name.strip().lower().replace("_", "-").startswith(wanted):
-            return marker.split("extra ==")[1].strip().strip("\"'() ")
+    try:
+        requirements = [Requirement(text) for text in metadata.requires(entry.package) or []]
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    wanted = normalise(module.partition(".")[0])
+    for requirement in requirements:
+        extra = re.search(r"""extra == ["'](.+?)["']""", str(requirement.marker or ""))
+        if extra and normalise(requirement.name) == wanted:
+            return extra[1]
     return None

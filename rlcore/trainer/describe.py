@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rlcore.config.schema import Config
 from rlcore.data.batch import even_sizes
+from rlcore.models.load import check_directory
 from rlcore.trainer.memory import (
     ModelSize,
     frozen_bytes,
@@ -19,7 +18,7 @@ from rlcore.trainer.plan import TRAINED, Plan
 def describe(plan: Plan) -> list[str]:
     """The plan, line by line."""
     config = plan.config
-    size = ModelSize.read(Path(config.model.path))
+    size = ModelSize.read(check_directory(config.model.path))
     lines = [
         f"run        {plan.directory}" + (f" (resumes at step {plan.resume.step})" if plan.resume else ""),
         f"model      {config.model.path}: {size.num_parameters / 1e6:,.2f} M parameters, {config.model.precision}",
@@ -79,6 +78,8 @@ def _memory(plan: Plan, size: ModelSize) -> list[str]:
 def _estimate(config: Config, role: str, size: ModelSize, num_devices: int) -> int:
     half = config.model.precision == "bfloat16"
     if role in TRAINED:
+        if role == "critic" and config.critic.path:
+            size = ModelSize.read(check_directory(config.critic.path, "critic.path"))
         return trained_bytes(
             size,
             max_tokens=config.model.max_tokens_per_device,

@@ -15,6 +15,7 @@ from typing import Any
 from rlcore.config.build import build_plugin
 from rlcore.config.schema import Choice, Config
 from rlcore.errors import ConfigError, did_you_mean
+from rlcore.models.load import check_directory
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.registry import Resolved, resolve
 from rlcore.rewards.executor import RewardSpec
@@ -84,6 +85,8 @@ def make_plan(config: Config, directory: Path) -> Plan:
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(rewards, data)
     _check_columns(config, instance, workers, prompts)
+    if "critic" in workers and config.critic.path:
+        check_directory(config.critic.path, "critic.path")
     if config.transfer != "auto":
         resolve("transfer", config.transfer)
     return Plan(

@@ -1,0 +1,136 @@
+"""Checks in a process of their own: `run_jobs` is the parent's end, `main` the child's.
+
+The child appends one line of JSON to a file for each check, so what it prints, starts or breaks cannot spoil the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.cli.machine import CHECKS, Fault, Remark
+from rlcore.errors import RlcoreError
+
+
+def run_jobs(
+    jobs: Sequence[tuple[str, str, str]], timeout_s: float, output: str
+) -> tuple[list[dict[str, Any]], str, str]:
+    """Do jobs (kind, name, package) in one child; returns its answers, why there are no more, and what it printed."""
+    with tempfile.TemporaryDirectory(prefix="rlcore-doctor-") as folder:
+        answers, printed = Path(folder, "answers"), Path(folder, "printed")
+        answers.touch()
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "rlcore.cli.isolated", str(answers), output]
+        with printed.open("wb") as sink:
+            child = subprocess.Popen(
+                [*command, json.dumps(jobs)],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+            try:
+                reason = _wait(child, lambda: answers.read_text().count("\n"), len(jobs), timeout_s)
+            finally:
+                _kill_group(child)
+        lines = answers.read_text().splitlines(keepends=True)
+        text = printed.read_text(errors="replace")
+    return [json.loads(line) for line in lines if line.endswith("\n")], reason, text
+
+
+def _wait(child: subprocess.Popen[bytes], progress: Callable[[], int], number: int, timeout_s: float) -> str:
+    """Wait for a number of answers, or until the child ends or gives none for `timeout_s`; returns why there are no more."""
+    seen, since = 0, time.monotonic()
+    while child.poll() is None:
+        if progress() != seen:
+            seen, since = progress(), time.monotonic()
+        if seen == number:
+            return ""
+        if time.monotonic() - since > timeout_s:
+            return f"no answer in {timeout_s:g} s"
+        time.sleep(0.02)
+    if child.returncode < 0:
+        return f"the process was ended by {signal.Signals(-child.returncode).name}"
+    return f"the process ended with exit code {child.returncode} and without an answer"
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End the child and what it started."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        child.wait(timeout=10)
+
+
+def main(answers: str, output: str, jobs: str) -> None:
+    """Do the jobs [kind, name, package] and append an answer for each to a file."""
+    for kind, name, package in json.loads(jobs):
+        began = time.monotonic()
+        check = CHECKS[name] if kind == "machine" else (lambda _: _plugin(kind, name, package))  # noqa: B023
+        answer = _answer(check, output)
+        answer["seconds"] = round(time.monotonic() - began, 3)
+        with Path(answers).open("a") as file:
+            file.write(json.dumps(answer) + "\n")
+
+
+def _answer(check: Callable[[str], str], output: str) -> dict[str, Any]:
+    try:
+        return {"status": "ok", "detail": check(output)}
+    except Remark as remark:
+        return {"status": remark.status, "detail": str(remark), "fix": remark.fix}
+    except BaseException as error:  # a plugin may raise anything, and the next one must have its turn
+        text = str(error) if isinstance(error, RlcoreError) else f"{type(error).__name__}: {error}"
+        return {"status": "broken", "detail": text, "traceback": traceback.format_exc()}
+
+
+def _plugin(kind: str, name: str, package: str) -> str:
+    """Import a plugin and compare it with its protocol; hooks are registered and do their health checks, too."""
+    reference = f"{name}@{package}"
+    if kind == "config":
+        return _config(name, package)
+    if kind != "hooks":
+        from rlcore.registry import resolve
+
+        resolve(kind, reference)
+        return ""
+    from rlcore.hooks.manager import Hooks
+
+    return "; ".join(f"{it.name}: {_health(it.name, it.run, it.fix)}" for it in Hooks([reference]).health_checks())
+
+
+def _health(name: str, run: Callable[[], str], fix: str) -> str:
+    try:
+        return run()
+    except Exception as error:
+        raise Fault(f"{name}: {type(error).__name__}: {error}", fix) from error
+
+
+def _config(name: str, package: str) -> str:
+    """A package with conf/, found without importing it."""
+    from importlib.util import find_spec
+
+    from rlcore.registry import catalog
+
+    entry = next(entry for entry in catalog().find("config", name) if entry.package == package)
+    top, *rest = entry.target.split(".")
+    spec = find_spec(top)
+    places = [Path(place, *rest, "conf") for place in (spec and spec.submodule_search_locations) or ()]
+    found = [file for place in places for file in place.rglob("*.yaml")]
+    if not found:
+        raise Fault(f"there is no conf/ with YAML files in {entry.target}", f"pip install -U {package}")
+    return f"{len(found)} files"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,144 @@
+"""Is this machine in order? Each check returns what it found, or raises a `Remark` or a `Fault` with the line to type.
+
+Called by rlcore/cli/isolated.py, in a process of its own: a driver that hangs is met here, not in a run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_GIB = 2**30
+
+
+class Remark(Exception):
+    """Something that works, but not well; with the line to type."""
+
+    status = "warning"
+
+    def __init__(self, detail: str, fix: str = "") -> None:
+        super().__init__(detail)
+        self.fix = fix
+
+
+class Fault(Remark):
+    """Something that does not work."""
+
+    status = "broken"
+
+
+def _requirements() -> dict[str, Any]:
+    """Package -> the versions that rlcore's own metadata asks for."""
+    import importlib_metadata as metadata
+    from packaging.requirements import Requirement
+
+    parsed = [Requirement(text) for text in metadata.requires("rlcore") or []]
+    return {it.name: it.specifier for it in parsed if it.marker is None or it.marker.evaluate({"extra": ""})}
+
+
+def _version(package: str) -> str:
+    """The installed version, when rlcore can work with it."""
+    import importlib_metadata as metadata
+
+    wanted = _requirements().get(package, "")
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise Fault("is not installed", f"pip install '{package}{wanted}'") from None
+    if wanted and not wanted.contains(found, prereleases=True):
+        raise Fault(f"{found}, and rlcore needs {wanted}", f"pip install '{package}{wanted}'")
+    return str(found)
+
+
+def _python(_: str) -> str:
+    import importlib_metadata as metadata
+    from packaging.specifiers import SpecifierSet
+
+    wanted = metadata.metadata("rlcore")["Requires-Python"]
+    found = platform.python_version()
+    if not SpecifierSet(wanted).contains(found, prereleases=True):
+        raise Fault(f"{found}, and rlcore needs {wanted}", "python3.11 -m venv .venv")
+    return f"{found} ({sys.executable})"
+
+
+def _other_requirements(_: str) -> str:
+    others = sorted(set(_requirements()) - {"torch", "ray", "transformers"})
+    return ", ".join(f"{package} {_version(package)}" for package in others)
+
+
+def _ray(_: str) -> str:
+    try:
+        return _version("ray")
+    except Fault as fault:
+        raise Remark(f"{fault}; only runtime=local works", fault.fix) from None
+
+
+def _devices(_: str) -> str:
+    """Each GPU multiplies two matrices."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"no GPU; {torch.get_num_threads()} threads on the CPU"
+    for index in range(torch.cuda.device_count()):
+        try:
+            ones = torch.ones(64, 64, device=f"cuda:{index}")
+            found = float((ones @ ones).sum())
+        except RuntimeError as error:
+            raise Fault(f"cuda:{index} does not answer: {error}", f"nvidia-smi -i {index}") from error
+        if found != 64**3:
+            raise Fault(f"cuda:{index} computes {found} where {64**3} is right", f"nvidia-smi -i {index} -q -d ECC")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{', '.join(names)}; CUDA {torch.version.cuda}"
+
+
+def _disk(output: str) -> str:
+    """Room for checkpoints where runs will lie."""
+    folder = Path(output).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise Fault(f"{folder} cannot be written", "rlcore train run.directory=DIR ...")
+    free = shutil.disk_usage(there).free / _GIB
+    text = f"{free:.1f} GiB free for {folder}"
+    if free < 1:
+        raise Fault(text, "rlcore train run.directory=DIR ...")
+    if free < 10:
+        raise Remark(f"{text}; checkpoints of a large model need more", "rlcore train run.directory=DIR ...")
+    return text
+
+
+def _shared_memory(_: str) -> str:
+    """Ray's object store and the collectives live there."""
+    if not Path("/dev/shm").is_dir():
+        return "this system has no /dev/shm"
+    free = shutil.disk_usage("/dev/shm").free / _GIB
+    if free < 1:
+        raise Remark(f"{free:.2f} GiB free in /dev/shm; batches spill to the disk", "docker run --shm-size=8g ...")
+    return f"{free:.1f} GiB free in /dev/shm"
+
+
+def _threads(_: str) -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    words = os.environ.get("OMP_NUM_THREADS", "")
+    if not words:
+        raise Remark(f"OMP_NUM_THREADS is not set: each process starts {cores} threads", "export OMP_NUM_THREADS=1")
+    if not words.isdigit() or int(words) > cores:
+        raise Remark(f"OMP_NUM_THREADS={words}, and there are {cores} cores", f"export OMP_NUM_THREADS={cores}")
+    return f"OMP_NUM_THREADS={words} of {cores} cores"
+
+
+CHECKS: dict[str, Callable[[str], str]] = {
+    "python": _python,
+    "torch": lambda _: _version("torch"),
+    "ray": _ray,
+    "transformers": lambda _: _version("transformers"),
+    "requirements": _other_requirements,
+    "devices": _devices,
+    "disk": _disk,
+    "shared memory": _shared_memory,
+    "threads": _threads,
+}

@@ -1,0 +1,367 @@
+"""`rlcore doctor`: one bad plugin costs only itself, and each finding says what to type."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli import doctor, machine
+from rlcore.cli.doctor import MACHINE, Finding, check_all, main
+from rlcore.config.schema import RunConfig
+from rlcore.registry import refresh
+from tests.distributions import REWARD, plant, rlcore, write_module
+
+HOOKS = """
+from rlcore import hookimpl
+from rlcore.hooks import Check
+def fail(): raise OSError("no licence")
+@hookimpl
+def rlcore_health_checks():
+    return [Check(name="licence", run=%s, fix="export LICENCE=...")]
+"""
+
+
+def reward(site: Path, package: str, code: str, **options) -> None:
+    module = package.replace("-", "_")
+    plant(site, package, {"reward": {package: f"{module}:score"}}, code={module: code}, **options)
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory) -> dict[str, dict]:
+    """What doctor --plugins says of a folder full of trouble; by package, built-ins under rlcore/<kind>/<name>."""
+    site = tmp_path_factory.mktemp("site")
+    reward(site, "fine-one", "print('noise', flush=True)\n" + REWARD)
+    reward(site, "raising-one", "1 / 0")
+    reward(site, "leaving-one", "import os\nos._exit(0)")
+    reward(
+        site, "dying-one", "import os, signal\nprint('last words', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    reward(
+        site,
+        "lasting-one",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + REWARD,
+    )
+    reward(site, "needy-one", "import absent_dependency", requires=["rlcore>=0.1", "absent_dependency; extra == 'all'"])
+    reward(site, "far-one", REWARD, requires=["rlcore>=99"])
+    reward(site, "free-one", REWARD, requires=[])
+    reward(site, "hidden-one", "raise AssertionError")
+    plant(site, "lame-one", {"tracker": {"lame": "lame_one:T"}}, code={"lame_one": "class T: ..."})
+    plant(site, "vague-one", {"reward": {"vague": "vague_one"}})
+    three = {"a": "three_one:score", "b": "three_bad:score", "c": "three_one:score"}
+    plant(site, "three-one", {"reward": three}, code={"three_one": REWARD, "three_bad": "import os\nos.abort()"})
+    plant(site, "well-hooks", {"hooks": {"well": "well_hooks"}}, code={"well_hooks": HOOKS % "lambda: 'valid'"})
+    plant(site, "ill-hooks", {"hooks": {"ill": "ill_hooks"}}, code={"ill_hooks": HOOKS % "fail"})
+    plant(site, "conf-one", {"config": {"conf": "conf_one"}}, code={"conf_one.never": "raise AssertionError"})
+    (site / "conf_one" / "conf" / "preset").mkdir(parents=True)
+    (site / "conf_one" / "conf" / "preset" / "mine.yaml").write_text("trainer: {steps: 1}\n")
+    plant(site, "bare-conf", {"config": {"bare": "bare_conf"}}, code={"bare_conf.x": ""})
+
+    done = rlcore("doctor", "--plugins", "--json", sites=[site], RLCORE_DISABLE_PLUGINS="hidden-one")
+
+    assert done.returncode == 1, done.stderr
+    found = {}
+    for item in json.loads(done.stdout):
+        alone = item["package"] not in ("", "rlcore", "three-one")
+        found[item["package"] if alone else f"{item['package']}/{item['kind']}/{item['name']}"] = item
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "status", "detail"),
+    [
+        ("fine-one", "ok", ""),
+        ("raising-one", "broken", "failed to import: ZeroDivisionError: division by zero"),
+        ("leaving-one", "broken", "the process ended with exit code 0 and without an answer"),
+        ("dying-one", "broken", "the process was ended by SIGSEGV"),
+        ("needy-one", "broken", "    pip install 'needy-one[all]'"),
+        ("far-one", "broken", "was written for rlcore>=99"),
+        ("free-one", "warning", "unbounded: says nothing of the rlcore versions"),
+        ("hidden-one", "disabled", "RLCORE_DISABLE_PLUGINS=hidden-one"),
+        ("lame-one", "broken", "does not meet the Tracker protocol: no method start; no method log"),
+        ("vague-one", "broken", "'vague_one' is not module:attribute"),
+        ("three-one/reward/a", "ok", ""),
+        ("three-one/reward/b", "broken", "the process was ended by SIGABRT"),
+        ("three-one/reward/c", "ok", ""),
+        ("well-hooks", "ok", "licence: valid"),
+        ("ill-hooks", "broken", "licence: OSError: no licence"),
+        ("conf-one", "ok", "1 files"),
+        ("bare-conf", "broken", "there is no conf/ with YAML files in bare_conf"),
+    ],
+)
+def test_each_plugin_is_judged_for_itself(findings, package, status, detail):
+    found = findings[package]
+
+    assert found["status"] == status
+    assert detail in found["detail"]
+
+
+def test_built_ins_are_in_order_whatever_stands_beside_them(findings):
+    built_in = {name: it["status"] for name, it in findings.items() if name.startswith("rlcore/")}
+
+    assert len(built_in) > 20
+    assert {name: status for name, status in built_in.items() if status not in ("ok", "slow")} == {}
+
+
+def test_everything_broken_says_what_to_type(findings):
+    silent = [
+        name
+        for name, it in findings.items()
+        if it["status"] == "broken"
+        and not it["fix"]
+        and not any(w in it["detail"] for w in ("pip ", "rlcore ", "python "))
+    ]
+
+    assert silent == []
+    assert findings["dying-one"]["fix"] == "pip install --force-reinstall dying-one"
+    assert findings["ill-hooks"]["fix"] == "export LICENCE=..."
+
+
+def test_a_crash_keeps_the_last_words_and_the_stack(findings):
+    assert "last words" in findings["dying-one"]["traceback"]
+    assert "dying_one.py" in findings["dying-one"]["traceback"], "faulthandler names the line"
+    assert "ZeroDivisionError" in findings["raising-one"]["traceback"]
+
+
+def test_the_machine_is_checked_first_and_in_a_fixed_order(findings):
+    names = [name.removeprefix("/machine/") for name in findings if name.startswith("/machine/")]
+
+    assert names == list(MACHINE) == list(machine.CHECKS)
+    for name in ("python", "torch", "ray", "transformers", "requirements", "devices"):
+        assert findings[f"/machine/{name}"]["status"] == "ok", findings[f"/machine/{name}"]
+    assert "pluggy" in findings["/machine/requirements"]["detail"]
+
+
+def test_json_keys_are_the_documented_ones(findings):
+    keys = ["kind", "name", "package", "version", "target", "status", "detail", "fix", "seconds", "traceback"]
+
+    assert {tuple(it) for it in findings.values()} == {tuple(keys)} == {tuple(Finding.__dataclass_fields__)}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    monkeypatch.undo()
+    refresh()
+
+
+@pytest.mark.parametrize("asked", ["raising-one", "Raising_One", "boom"])
+def test_a_package_or_a_plugin_is_checked_alone_and_shows_the_whole_traceback(site, capsys, asked):
+    plant(
+        site, "raising-one", {"reward": {"boom": "raising_one:score"}}, code={"raising_one": "x = 1\n1 / 0  # here\n"}
+    )
+    refresh()
+
+    assert main([asked]) == 1
+
+    out = capsys.readouterr().out
+    assert out.startswith("broken    reward boom (raising-one 1.0)  reward 'boom' (raising-one 1.0) failed to import")
+    assert "1 / 0  # here" in out
+    assert out.endswith("1 checks: 1 broken\n")
+
+
+def test_a_name_that_is_not_installed_is_refused_with_the_nearest(tmp_path):
+    done = rlcore("doctor", "rlcor", sites=[tmp_path])
+
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: no plugin or package 'rlcor' is installed. Did you mean 'rlcore'?\nType  rlcore list-plugins\n"
+    )
+
+
+def test_a_plugin_that_loads_slowly_is_called_slow_and_is_not_a_failure(site, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "SLOW_S", 0.3)
+    reward(site, "slow-one", "import time\ntime.sleep(0.4)\n" + REWARD)
+    refresh()
+
+    assert main(["slow-one"]) == 0
+
+    slow, fix, last = capsys.readouterr().out.splitlines()
+    assert slow.startswith("slow      reward slow-one (slow-one 1.0)  loads in 0.")
+    assert fix == "          to type:  python -X importtime -c 'import slow_one'"
+    assert last == "1 checks: 1 slow"
+
+
+def test_a_plugin_that_hangs_costs_its_deadline_and_what_it_started_is_ended_too(site, capsys):
+    seconds = f"987.{os.getpid()}"
+    started = f"import subprocess, time\nsubprocess.Popen(['sleep', '{seconds}'])\ntime.sleep(600)"
+    points = {
+        "reward": {"after": "hanging_fine:score", "hang": "hanging_one:score"},
+        "tracker": {"x": "hanging_fine:T"},
+    }
+    plant(site, "hanging-one", points, code={"hanging_one": started, "hanging_fine": REWARD + "class T: ..."})
+    refresh()
+
+    assert main(["hanging-one", "--timeout", "1.5", "--json"]) == 1
+
+    found = {it["name"]: it for it in json.loads(capsys.readouterr().out)}
+    assert found["after"]["status"] == "ok"
+    assert (found["hang"]["status"], found["hang"]["detail"]) == ("broken", "no answer in 1.5 s")
+    assert found["hang"]["fix"] == "rlcore doctor hanging-one --timeout 6"
+    assert "no method start" in found["x"]["detail"], "the one after it is checked in a new process"
+    commands = [_command(process) for process in Path("/proc").glob("[0-9]*")]
+    assert f"sleep\0{seconds}\0".encode() not in commands
+
+
+def _command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
+
+
+def test_a_plugin_that_leaves_a_thread_running_is_not_waited_for(site):
+    reward(
+        site,
+        "lasting-one",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + REWARD,
+    )
+    refresh()
+    began = time.monotonic()
+
+    assert main(["lasting-one", "--timeout", "30"]) == 0
+
+    assert time.monotonic() - began < 25
+
+
+def test_of_two_providers_each_is_checked_and_the_clash_is_a_remark(site, capsys):
+    for package in ("left-one", "right-one"):
+        module = package.replace("-", "_")
+        plant(site, package, {"reward": {"twice": f"{module}:score"}}, code={module: REWARD})
+    refresh()
+
+    assert main(["twice", "--json"]) == 0
+
+    found = {it["package"]: (it["status"], it["detail"]) for it in json.loads(capsys.readouterr().out)}
+    assert found == {
+        "left-one": ("warning", "duplicate: also right-one 1.0; use twice@left-one"),
+        "right-one": ("warning", "duplicate: also left-one 1.0; use twice@right-one"),
+    }
+
+
+def test_a_file_in_the_working_directory_does_not_shadow_a_module(site, monkeypatch):
+    elsewhere = site / "elsewhere"
+    write_module(elsewhere, "json", "raise AssertionError('the wrong json')")
+    monkeypatch.chdir(elsewhere)
+    reward(site, "fine-one", REWARD)
+    refresh()
+
+    assert main(["fine-one"]) == 0
+
+
+def test_an_interrupt_ends_the_child_at_once(site):
+    reward(site, "hanging-one", "import time\ntime.sleep(600)")
+    refresh()
+    began = time.monotonic()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            main(["hanging-one"])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+    assert time.monotonic() - began < 20
+
+
+def test_help_shows_an_example(tmp_path):
+    done = rlcore("doctor", "--help", sites=[tmp_path])
+
+    assert done.returncode == 0
+    assert "  rlcore doctor rlcore-vllm              the plugins of one package, with tracebacks" in done.stdout
+
+
+def test_the_default_folder_is_the_one_of_a_run():
+    assert doctor._parser().parse_args([]).output == RunConfig().directory
+
+
+def test_a_folder_that_cannot_be_written_is_broken(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+
+    (finding,) = check_all([Finding(kind="machine", name="disk")], 60.0, str(file / "runs"))
+
+    assert (finding.status, finding.fix) == ("broken", "rlcore train run.directory=DIR ...")
+    assert finding.detail == f"{file}/runs cannot be written"
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "error", "words"),
+    [
+        (50 * GIB, None, "50.0 GiB free for"),
+        (9 * GIB, machine.Remark, "9.0 GiB free for .*; checkpoints of a large model need more"),
+        (GIB // 2, machine.Fault, "0.5 GiB free for"),
+    ],
+)
+def test_free_disk_is_judged_by_its_size(tmp_path, monkeypatch, free, error, words):
+    usage = machine.shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+
+    if error is None:
+        assert words in machine.CHECKS["disk"](str(tmp_path / "new" / "runs"))
+        return
+    with pytest.raises(machine.Remark, match=words) as caught:
+        machine.CHECKS["disk"](str(tmp_path / "new" / "runs"))
+    assert type(caught.value) is error
+
+
+def test_little_shared_memory_is_a_remark(monkeypatch):
+    usage = machine.shutil.disk_usage("/")._replace(free=GIB // 16)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+
+    with pytest.raises(machine.Remark, match=r"0\.06 GiB free in /dev/shm") as caught:
+        machine.CHECKS["shared memory"]("")
+    assert caught.value.fix == "docker run --shm-size=8g ..."
+
+
+@pytest.mark.parametrize(
+    ("words", "remark"),
+    [
+        ("1", None),
+        (str(len(os.sched_getaffinity(0))), None),
+        ("", "OMP_NUM_THREADS is not set: each process starts"),
+        ("4096", "OMP_NUM_THREADS=4096, and there are"),
+        ("many", "OMP_NUM_THREADS=many, and there are"),
+    ],
+)
+def test_threads_are_compared_with_the_cores(monkeypatch, words, remark):
+    monkeypatch.setenv("OMP_NUM_THREADS", words)
+
+    if remark is None:
+        assert machine.CHECKS["threads"]("").startswith(f"OMP_NUM_THREADS={words} of ")
+        return
+    with pytest.raises(machine.Remark, match=remark) as caught:
+        machine.CHECKS["threads"]("")
+    assert caught.value.fix.startswith("export OMP_NUM_THREADS=")
+
+
+@pytest.mark.parametrize(
+    ("check", "package", "error", "words", "fix"),
+    [
+        ("torch", "torch", machine.Fault, "1.0, and rlcore needs >=", "pip install 'torch>="),
+        ("ray", "ray", machine.Remark, "1.0, and rlcore needs .*; only runtime=local works", "pip install 'ray>="),
+        ("requirements", "pluggy", machine.Fault, "1.0, and rlcore needs", "pip install 'pluggy>="),
+    ],
+)
+def test_a_version_that_the_metadata_does_not_admit_names_the_one_to_install(site, check, package, error, words, fix):
+    plant(site, package, {}, version="1.0", requires=[])
+
+    with pytest.raises(machine.Remark, match=words) as caught:
+        machine.CHECKS[check]("")
+
+    assert type(caught.value) is error
+    assert caught.value.fix.startswith(fix)

@@ -1,0 +1,544 @@
+"""What is decided before a process starts: plugins, roles, pools, columns, memory, resume; and that no setting is idle."""
+
+import ast
+import json
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+import rlcore
+from rlcore.algorithms.grpo import GRPO
+from rlcore.algorithms.ppo import PPO
+from rlcore.config.build import build
+from rlcore.config.schema import Choice, Config, RewardItem
+from rlcore.controller.pool import PoolConfig, check_capacity
+from rlcore.errors import CapacityError, ConfigError, RunError, UserError
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.trainer.checkpoint import Checkpoints, damage, read_checkpoint
+from rlcore.trainer.describe import describe
+from rlcore.trainer.memory import ModelSize, activation_bytes, frozen_bytes, human, rollout_bytes, trained_bytes
+from rlcore.trainer.plan import make_plan, place
+
+
+@pytest.fixture
+def make(assets, tmp_path):
+    """A config of eight short prompts and a real model; settings by dotted name."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"Count to {n}.", "answer": str(n)}) + "\n" for n in range(8)))
+
+    def make(**settings):
+        plain = {
+            "model": {"path": str(assets / "models" / "stories260k")},
+            "data": {"train": str(data), "max_prompt_tokens": 32},
+            "reward": {"items": ["exact_match"]},
+            "sampling": {"samples_per_prompt": 4, "max_response_tokens": 16},
+            "trainer": {"prompts_per_step": 3},
+            "runtime": {"name": "local"},
+            "pools": {"main": {"device": "cpu"}},
+        }
+        for name, value in settings.items():
+            section, _, key = name.partition("__")
+            plain[section] = {**plain.get(section, {}), key: value} if key else value
+        return build(Config, plain)
+
+    return make
+
+
+@pytest.fixture
+def plan_of(make, tmp_path):
+    return lambda **settings: make_plan(make(**settings), tmp_path / "run")
+
+
+def pools(**sizes):
+    return {name: {"devices_per_node": size, "device": "cpu"} for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        pytest.param({}, ["a", "a", "a"], id="first-pool-for-all"),
+        pytest.param({"default": "b"}, ["b", "b", "b"], id="default"),
+        pytest.param({"default": "a", "rollout": "b"}, ["a", "b", "a"], id="split"),
+        pytest.param({"actor": "b", "reference": "b"}, ["b", "a", "a"], id="a-role-that-this-run-has-not"),
+    ],
+)
+def test_roles_get_their_pools(make, placement, expected):
+    config = make(pools=pools(a=1, b=1), placement=placement)
+
+    assert list(place(config, ["actor", "rollout", "reward"]).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        pytest.param(
+            {"placement": {"rolout": "main"}},
+            "placement.rolout: no role 'rolout' in this run. Did you mean 'rollout'?\n"
+            "Roles: actor, rollout; 'default' stands for all that are not named.",
+            id="no-such-role",
+        ),
+        pytest.param(
+            {"placement": {"rollout": "mian"}},
+            "placement.rollout=mian: no pool 'mian'. Did you mean 'main'?\n"
+            "Pools: main; define it with pools.mian.devices_per_node=1",
+            id="no-such-pool",
+        ),
+        pytest.param(
+            {"pools": {"main": {"nodes": 2, "devices_per_node": 3}}},
+            "runtime=local trains in one process, and pool 'main' of role 'actor' has 6 devices\n"
+            "Type  runtime=ray  or  pools.main.devices_per_node=1",
+            id="local-with-two-ranks",
+        ),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(make, settings, message):
+    with pytest.raises(ConfigError) as raised:
+        place(make(**settings), ["actor", "rollout"])
+
+    assert str(raised.value) == message
+
+
+def test_the_local_runtime_may_have_many_rollout_devices(make):
+    config = make(pools=pools(a=1, b=4), placement={"rollout": "b"})
+
+    assert place(config, ["actor", "rollout"]) == {"actor": "a", "rollout": "b"}
+
+
+NODE = {"CPU": 8.0, "GPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes"),
+    [
+        ({"a": PoolConfig(devices_per_node=8, device="cpu")}, [NODE]),
+        ({"a": PoolConfig(devices_per_node=2, device="cuda", cpus_per_device=4)}, [NODE]),
+        ({"a": PoolConfig(nodes=2, devices_per_node=2, device="cuda")}, [NODE, {"CPU": 1.0}, NODE]),
+        ({"a": PoolConfig(device="cuda"), "b": PoolConfig(device="cuda")}, [NODE]),
+        ({}, [NODE]),
+    ],
+)
+def test_what_fits_is_not_refused(asked, nodes):
+    check_capacity(asked, nodes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "arithmetic"),
+    [
+        pytest.param(
+            {"a": PoolConfig(devices_per_node=3, cpus_per_device=3, device="cpu")}, [NODE],
+            "pool 'a' does not fit: 3 devices × 3 cores = 9 CPU on each of 1 nodes; the cluster has 8 CPU.", id="cores",
+        ),
+        pytest.param(
+            {"a": PoolConfig(devices_per_node=3, device="cuda")}, [NODE],
+            "pool 'a' does not fit: 3 devices × 1 cores = 3 CPU and 3 GPU on each of 1 nodes; the cluster has 8 CPU and 2 GPU.",
+            id="gpus",
+        ),
+        pytest.param(
+            {"a": PoolConfig(nodes=2, device="cuda")}, [NODE, {"CPU": 4.0}],
+            "the cluster has 8 CPU and 2 GPU on node 0; 4 CPU and 0 GPU on node 1.", id="nodes",
+        ),
+        pytest.param(
+            {"a": PoolConfig(devices_per_node=2, device="cuda"), "b": PoolConfig(device="cuda")}, [NODE],
+            "pool 'b' does not fit: 1 devices × 1 cores = 1 CPU and 1 GPU on each of 1 nodes; the cluster has 8 CPU and 2 GPU"
+            " (other pools ask too: a).",
+            id="what-another-pool-took",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_the_arithmetic(asked, nodes, arithmetic):
+    with pytest.raises(CapacityError) as raised:
+        check_capacity(asked, nodes)
+
+    assert arithmetic in str(raised.value)
+    assert f"pools.{list(asked)[-1]}.devices_per_node=1" in str(raised.value).splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "roles"),
+    [
+        ({"name": "grpo"}, ["actor", "rollout", "reward"]),
+        ({"name": "grpo", "kl": {"coefficient": 0.1}}, ["actor", "reference", "rollout", "reward"]),
+        ({"name": "ppo"}, ["actor", "critic", "rollout", "reward"]),
+        ({"name": "ppo", "kl": {"monitor": True}}, ["actor", "critic", "reference", "rollout", "reward"]),
+    ],
+)
+def test_only_the_roles_that_are_needed_are_planned(plan_of, algorithm, roles):
+    plan = plan_of(algorithm=algorithm)
+
+    assert list(plan.workers) == list(plan.placement) == roles
+
+
+def test_a_plan_writes_nothing(plan_of, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+
+    plan = plan_of()
+
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(plan.prompts.batch) == 8
+    assert plan.resume is None
+    assert plan.versions == {"rlcore": rlcore.__version__}
+
+
+def test_only_what_a_loss_reads_travels_to_its_update(plan_of):
+    always = ("input_ids", "loss_mask", "rollout_log_probs")
+
+    assert plan_of().reads == {"actor": (*always, "advantage")}
+    assert plan_of(algorithm={"name": "ppo"}).reads["critic"] == (*always, "values", "returns")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param({"reward": {}}, ["no reward is chosen", "reward=exact_match"], id="no-reward"),
+        pytest.param(
+            {"reward": {"items": [{"name": "exact_match", "column": "anser"}]}},
+            ["anser", "'answer'"],
+            id="reward-column",
+        ),
+        pytest.param({"algorithm": {"name": "gpro"}}, ["gpro", "grpo"], id="algorithm"),
+        pytest.param({"backend": {"name": "locl"}}, ["locl", "local"], id="backend"),
+        pytest.param({"rollout": {"name": "fh"}}, ["fh", "hf"], id="rollout"),
+        pytest.param({"transfer": "inproces"}, ["inproces", "inprocess"], id="transfer"),
+        pytest.param({"trackers": [{"name": "jsnl"}]}, ["jsnl", "jsonl"], id="tracker"),
+        pytest.param({"algorithm": {"name": "grpo", "epoch": 2}}, ["algorithm.epoch", "epochs"], id="plugin-setting"),
+        pytest.param({"algorithm": {"name": "grpo", "epochs": 0}}, ["algorithm.epochs: expected 1"], id="plugin-value"),
+        pytest.param({"data__train": "/nowhere.jsonl"}, ["/nowhere.jsonl"], id="data"),
+        pytest.param({"model__path": "/nowhere"}, ["model.path=/nowhere"], id="model"),
+        pytest.param({"algorithm": {"name": "ppo"}, "critic__path": "/nowhere"}, ["critic.path=/nowhere"], id="critic"),
+        pytest.param({"run__resume": "must"}, ["run.resume=must", "run.resume=auto"], id="resume"),
+    ],
+)
+def test_what_can_be_known_before_the_start_is_said_then(plan_of, settings, words):
+    with pytest.raises(UserError) as raised:
+        plan_of(**settings)
+
+    assert [word for word in words if word not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"trainer__prompts_per_step": 0}, "trainer.prompts_per_step"),
+        ({"trainer__steps": -1}, "trainer.steps"),
+        ({"trainer__max_skipped_steps": 0}, "trainer.max_skipped_steps"),
+        ({"trainer__log_samples": -1}, "trainer.log_samples"),
+        ({"sampling__samples_per_prompt": 0}, "sampling.samples_per_prompt"),
+        ({"sampling__temperature": -1.0}, "sampling.temperature"),
+        ({"sampling__top_k": -1}, "sampling.top_k"),
+        ({"sampling__top_p": 0.0}, "sampling.top_p"),
+        ({"sampling__min_p": 1.5}, "sampling.min_p"),
+        ({"sampling__max_response_tokens": 0}, "sampling.max_response_tokens"),
+        ({"eval__every_steps": -1}, "eval.every_steps"),
+        ({"eval__max_prompts": 0}, "eval.max_prompts"),
+        ({"eval__samples_per_prompt": 0}, "eval.samples_per_prompt"),
+        ({"eval__temperature": -0.5}, "eval.temperature"),
+        ({"checkpoint__every_steps": -1}, "checkpoint.every_steps"),
+        ({"checkpoint__keep_last": 0}, "checkpoint.keep_last"),
+        ({"reward__num_processes": -1}, "reward.num_processes"),
+        ({"reward__timeout_s": 0.0}, "reward.timeout_s"),
+        ({"pools": {"main": {"nodes": 0}}}, "pools.main.nodes"),
+        ({"pools": {"main": {"devices_per_node": 0}}}, "pools.main.devices_per_node"),
+        ({"pools": {"main": {"cpus_per_device": 0}}}, "pools.main.cpus_per_device"),
+        ({"pools": {"main": {"device": "gpu"}}}, "pools.main.device"),
+        ({"runtime": {"name": "lcoal"}}, "runtime.name"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_key(make, settings, key):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: expected .*\nType  {re.escape(key)}=\S+$"):
+        make(**settings)
+
+
+class NoActor(GRPO):
+    def roles(self):
+        return [RoleSpec(name="rollout", worker="rollout")]
+
+
+class ReadsValues(GRPO):
+    def reads(self):
+        return {"actor": ["advantage", "values"]}
+
+
+class ReadsTypo(PPO):
+    def reads(self):
+        return {"actor": ["advantages", "retruns"]}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (NoActor, "the algorithm asks for no role 'actor'; its roles() must name one"),
+        (
+            ReadsValues,
+            "reads column 'values' in the update of 'actor', and no role of this run writes it.\n"
+            "It is written by: critic. Roles: actor, rollout, reward.",
+        ),
+        (
+            ReadsTypo,
+            "reads column 'retruns' in the update of 'actor', and no role of this run writes it.\n"
+            "Did you mean 'returns'? Roles: actor, critic, rollout, reward.",
+        ),
+    ],
+)
+def test_an_algorithm_that_contradicts_its_run_is_refused(plan_of, algorithm, message):
+    with pytest.raises(ConfigError) as raised:
+        plan_of(algorithm={"name": f"tests.test_plan:{algorithm.__name__}"})
+
+    assert message in str(raised.value)
+
+
+def test_two_rewards_of_one_name_are_told_apart(plan_of):
+    plan = plan_of(reward={"items": ["exact_match", {"name": "exact_match", "weight": 0.5}]})
+
+    assert [(spec.name, spec.weight) for spec in plan.rewards] == [("exact_match", 1.0), ("exact_match#2", 0.5)]
+
+
+def line(plan, start):
+    """The line of the description that begins with these words, blanks squeezed."""
+    lines = [" ".join(text.split()) for text in describe(plan)]
+    (found,) = (text for text in lines if text.startswith(f"{start} "))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("devices", "share"),
+    [(1, "12 per device"), (4, "3 per device"), (5, "2 or 3 per device"), (16, "0 or 1 per device")],
+)
+def test_rows_that_do_not_divide_are_shared_unevenly(plan_of, devices, share):
+    # 3 prompts × 4 samples
+    plan = plan_of(runtime={"name": "ray"}, pools=pools(main=devices))
+
+    assert f"3 prompts × 4 samples = 12 rows, {share}" in line(plan, "step")
+
+
+def test_a_plan_in_words(plan_of, tmp_path):
+    plan = plan_of(algorithm={"name": "ppo", "epochs": 2, "minibatches": 3, "kl": {"coefficient": 0.1}})
+
+    assert line(plan, "run") == f"run {tmp_path}/run"
+    assert line(plan, "model").endswith("stories260k: 0.26 M parameters, float32")
+    assert line(plan, "data").endswith("8 prompts")
+    assert line(plan, "algorithm") == f"algorithm ppo (rlcore {rlcore.__version__})"
+    assert line(plan, "reward").startswith("reward 1 × exact_match")
+    assert "6 updates; 100 steps" in line(plan, "step")
+    roles = [text.split()[1] for text in describe(plan) if text.startswith("role")]
+    assert roles == ["actor", "critic", "reference", "rollout", "reward"]
+
+
+def test_memory_of_a_rollout_device_is_that_of_its_own_share(plan_of):
+    def estimate(devices):
+        plan = plan_of(runtime={"name": "ray"}, pools=pools(main=devices))
+        return line(plan, "role rollout")
+
+    size = ModelSize.read(Path(plan_of().config.model.path))
+    whole = rollout_bytes(size, num_sequences=12, max_tokens=48, half=False)
+    third = rollout_bytes(size, num_sequences=4, max_tokens=48, half=False)
+
+    assert f"{human(whole)} per device" in estimate(1)
+    assert f"{human(third)} per device" in estimate(3)
+
+
+def test_a_home_directory_may_be_abbreviated(plan_of, assets, monkeypatch):
+    monkeypatch.setenv("HOME", str(assets))
+
+    assert "0.26 M parameters" in line(plan_of(model__path="~/models/stories260k"), "model")
+
+
+def test_model_size_is_that_of_the_loaded_model(assets):
+    from rlcore.models.load import load_model
+
+    path = assets / "models" / "stories260k"
+    model = load_model(str(path))
+    size, config = ModelSize.read(path), model.config
+
+    assert size.num_parameters == sum(p.numel() for p in model.parameters())
+    assert (size.num_layers, size.hidden_size) == (config.num_hidden_layers, config.hidden_size)
+    keys, values = model.model.layers[0].self_attn.k_proj.weight, model.model.layers[0].self_attn.v_proj.weight
+    assert size.num_kv_values == len(keys) + len(values)
+
+
+SIZE = ModelSize(num_parameters=1000, num_layers=4, hidden_size=10, num_kv_values=6)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "expected"),
+    [
+        (frozen_bytes(SIZE), 4000),
+        # 34 bytes × 10 hidden × 4 layers × 5 tokens, twice that in float32
+        (activation_bytes(SIZE, max_tokens=5, half=True, checkpointing=False), 6800),
+        (activation_bytes(SIZE, max_tokens=5, half=False, checkpointing=False), 13600),
+        # one layer, and the inputs of four: 5 × (340 + 4 · 10 · 2)
+        (activation_bytes(SIZE, max_tokens=5, half=True, checkpointing=True), 2100),
+        # parameters, gradients, two moments: 4 × 4 bytes
+        (trained_bytes(SIZE, max_tokens=5, half=True, checkpointing=False), 16000 + 6800),
+        # weights, and 3 sequences × 7 tokens × 4 layers × 6 numbers
+        (rollout_bytes(SIZE, num_sequences=3, max_tokens=7, half=False), 4000 + 504 * 4),
+        (rollout_bytes(SIZE, num_sequences=3, max_tokens=7, half=True), 2000 + 504 * 2),
+    ],
+)
+def test_memory_by_hand(estimate, expected):
+    assert estimate == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KB"), (2**20, "1.0 MB"), (3 * 2**30, "3.0 GB"), (2**41, "2.0 TB")],
+)
+def test_human_sizes(size, text):
+    assert human(size) == text
+
+
+def checkpoint(directory, step, keep_last=9, text="weights"):
+    def save_roles(path):
+        (path / "actor").mkdir()
+        (path / "actor" / "model.bin").write_text(text)
+
+    return Checkpoints(directory, keep_last).write(step, {"step": step}, save_roles)
+
+
+def test_a_run_resumes_from_its_last_complete_checkpoint(plan_of, tmp_path, caplog):
+    directory = tmp_path / "run" / "checkpoints"
+    checkpoint(directory, 5)
+    (checkpoint(directory, 10) / "actor" / "model.bin").write_text("cut")
+
+    assert plan_of().resume.step == 5
+    assert "model.bin has 3 bytes instead of 7" in caplog.text
+    assert plan_of(run__resume="must").resume.step == 5
+    assert plan_of(run__resume="never").resume is None
+    assert "resumes at step 5" in line(plan_of(), "run")
+
+
+def test_a_misspelt_run_to_resume_is_answered_with_the_nearest(make, tmp_path):
+    checkpoint(tmp_path / "first_run" / "checkpoints", 5)
+
+    with pytest.raises(ConfigError, match=r"Did you mean run\.name=first_run\?"):
+        make_plan(make(run__resume="must"), tmp_path / "frist_run")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda path: (path / "manifest.json").unlink(), "no manifest.json"),
+        (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is broken"),
+        (lambda path: (path / "actor" / "model.bin").unlink(), "actor/model.bin is missing"),
+        (lambda path: (path / "trainer.json").write_text("{}"), "trainer.json has 2 bytes instead of"),
+    ],
+)
+def test_a_damaged_checkpoint_is_never_read(tmp_path, harm, words):
+    path = checkpoint(tmp_path, 5)
+    assert damage(path) is None
+
+    harm(path)
+
+    assert Checkpoints(tmp_path, 2).latest() is None
+    with pytest.raises(UserError, match=f"not a complete checkpoint: {words}"):
+        read_checkpoint(path)
+
+
+def steps(directory):
+    return sorted(int(path.name.removeprefix("step_")) for path in directory.glob("step_*"))
+
+
+def test_only_the_last_checkpoints_are_kept(tmp_path):
+    for step in (1, 2, 3, 4):
+        checkpoint(tmp_path, step, keep_last=2)
+
+    assert steps(tmp_path) == [3, 4]
+
+
+def test_a_new_checkpoint_is_not_forgotten_for_a_damaged_later_one(tmp_path):
+    checkpoint(tmp_path, 10, keep_last=1)
+    (checkpoint(tmp_path, 20) / "manifest.json").unlink()
+
+    checkpoint(tmp_path, 15, keep_last=1)
+
+    assert steps(tmp_path) == [15, 20]
+    assert Checkpoints(tmp_path, 1).latest().step == 15
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    for step in (999_999, 1_000_000):
+        checkpoint(tmp_path, step)
+
+    assert Checkpoints(tmp_path, 2).latest().step == 1_000_000
+
+
+def test_a_run_that_starts_anew_keeps_the_old_checkpoints_elsewhere(tmp_path):
+    for _ in range(2):
+        checkpoint(tmp_path / "checkpoints", 50)
+        Checkpoints(tmp_path / "checkpoints", 2).set_aside()
+    Checkpoints(tmp_path / "checkpoints", 2).set_aside()
+
+    assert Checkpoints(tmp_path / "checkpoints", 2).latest() is None
+    assert [steps(tmp_path / f"checkpoints.{n}") for n in (1, 2)] == [[50], [50]]
+
+
+def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
+    checkpoint(tmp_path, 5)
+
+    def full(path):
+        (path / "half").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(
+        RunError, match=r"step 6 could not be written: .*No space left(.|\n)*last good one is .*step_000005"
+    ):
+        Checkpoints(tmp_path, 2).write(6, {"step": 6}, full)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
+    assert read_checkpoint(tmp_path / "step_000005").state == {"step": 5}
+
+
+def leaves(cls, key=""):
+    """Dotted names of all settings below a dataclass, with the class and field each comes from."""
+    for field in fields(cls):
+        kind = get_type_hints(cls)[field.name]
+        inner = [item for item in (kind, *get_args(kind)) if is_dataclass(item) and item not in (Choice, RewardItem)]
+        if inner:
+            yield from leaves(inner[0], f"{key}{field.name}.")
+        else:
+            yield f"{key}{field.name}", field.name
+
+
+HANDED_ON = {
+    "data": "data/prompts.py",
+    "reward": "trainer/roles.py",
+    "eval": "trainer/evaluate.py",
+    "optimizer": "backends/",
+    "runtime": "controller/",
+    "pools": "controller/",
+}
+"""Sections that travel as a whole -> where their fields are read; all other reads name the section: config.run.seed."""
+
+
+def reads():
+    """(file, section or "", field) of every attribute that code of rlcore reads."""
+    root = Path(rlcore.__file__).parent
+    for path in root.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        checks = {id(node) for f in ast.walk(tree) if getattr(f, "name", "") == "__post_init__" for node in ast.walk(f)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in checks:
+                owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+                yield str(path.relative_to(root)), owner, node.attr
+
+
+def test_core_has_fewer_than_150_settings():
+    names = [name for name, _ in leaves(Config)]
+
+    assert {"model.path", "sampling.top_p", "pools.nodes", "critic.optimizer.lr", "algorithm", "trackers"} <= set(names)
+    assert len(names) == len(set(names)) < 150
+
+
+def test_every_setting_is_read_by_some_code():
+    all_reads = set(reads())
+    named = {(owner, field) for _, owner, field in all_reads}
+
+    def is_read(name):
+        section, _, field = (f"config.{name}" if "." not in name else name).rpartition(".")
+        section = section.split(".")[-1]
+        home = HANDED_ON.get(section, "/nowhere")
+        return (section, field) in named or any(file.startswith(home) and f == field for file, _, f in all_reads)
+
+    assert [name for name, _ in leaves(Config) if not is_read(name)] == []
