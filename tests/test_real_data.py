@@ -75,7 +75,7 @@ def test_a_model_of_stories_learns_to_mention_a_dog_and_stays_near_its_reference
             assets,
             tmp_path,
             f"data.train={tmp_path / 'stories.jsonl'}",
-            f"reward={EXAMPLES / 'mentions.py'}:mentions",
+            f"reward={EXAMPLES / 'animal_story.py'}:animal_story",
             "data.max_prompt_tokens=32",
             "sampling.max_response_tokens=64",
             "sampling.samples_per_prompt=24",
@@ -95,6 +95,6 @@ def test_a_model_of_stories_learns_to_mention_a_dog_and_stays_near_its_reference
 @pytest.mark.parametrize("column", ["animal", "answer"])
 def test_a_reward_whose_column_is_missing_is_refused_before_anything_starts(assets, tmp_path, column):
     (tmp_path / "stories.jsonl").write_text(json.dumps({"prompt": "One day", "anmal": "dog"}))
-    reward = f"{EXAMPLES / 'mentions.py'}:mentions" if column == "animal" else "exact_match"
+    reward = f"{EXAMPLES / 'animal_story.py'}:animal_story" if column == "animal" else "exact_match"
     with pytest.raises(Exception, match=column):
         train(settings(assets, tmp_path, f"data.train={tmp_path / 'stories.jsonl'}", f"reward={reward}"), dry_run=True)

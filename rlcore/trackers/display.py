@@ -48,9 +48,10 @@ class State:
     sample: SampleRecord | None = None
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of a step."""
+        """Take in the metrics of a step; times are those of this step alone."""
         self.step = step
-        self.metrics.update(metrics)
+        self.metrics = {name: value for name, value in self.metrics.items() if not name.startswith("time_s/")}
+        self.metrics |= metrics
         if "reward/mean" in metrics:
             self.rewards.append(metrics["reward/mean"])
         if "eval/pass_rate" in metrics:

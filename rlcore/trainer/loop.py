@@ -76,6 +76,7 @@ def save(run: Run) -> None:
             group.save(str(directory))
 
     path = run.checkpoints.write(run.counters.step, run.state(), save_roles)
+    run.runtime.traffic.take()  # no part of the next step
     run.hooks.checkpoint_saved(run=run, step=run.counters.step, path=path)
 
 
