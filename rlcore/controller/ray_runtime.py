@@ -28,6 +28,7 @@ from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError
 
 logger = logging.getLogger(__name__)
 _STACK_TIMEOUT_S = 5.0
+_QUICK_S = 0.1
 _GET_TIMEOUT_S = 600.0
 
 
@@ -102,6 +103,9 @@ class RayRuntime:
         pending = list(handles)
         values: dict[Any, Any] = {}
         try:
+            # quick calls end together and cost one wait; after that, each is looked at as it ends, failures at once
+            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=min(_QUICK_S, timeout_s))
+            values |= {handle: self._value(handle, what) for handle in ready}
             while pending:
                 ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
                 if not ready:
