@@ -4,6 +4,7 @@ import ast
 import graphlib
 import importlib
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -204,3 +205,11 @@ def test_no_file_is_long(path):
     name = str(path.relative_to(ROOT))
 
     assert len(path.read_text().splitlines()) <= LONG_FILES.get(name, 400)
+
+
+def test_the_way_of_a_prompt_is_as_short_as_the_readme_says():
+    section = (ROOT.parent / "README.md").read_text().partition("## Read it")[2].partition("Behind the doors")[0]
+    files = [ROOT.parent / path for path in re.findall(r"\]\((rlcore/[^)]+)\)", section)]
+
+    assert len(files) == 5
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 1200

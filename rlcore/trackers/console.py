@@ -44,7 +44,7 @@ class ConsoleTracker:
         self._finished = False
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
-        self._state.first_step = self._state.step = resume_step or 0
+        self._state.step = resume_step or 0
         self._start = time.monotonic()
         if self._live is not None:
             self._live.start()
@@ -57,8 +57,8 @@ class ConsoleTracker:
         self._draw()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._state.add(step, metrics)
         self._state.elapsed_s = time.monotonic() - self._start
+        self._state.add(step, metrics)
         if self._live is not None:
             self._draw()
         elif step % self._every == 0 or step == self._state.total_steps or "eval/pass_rate" in metrics:

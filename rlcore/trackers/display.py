@@ -39,7 +39,8 @@ class State:
     name: str
     total_steps: int
     step: int = 0
-    first_step: int = 0
+    first: tuple[int, float] | None = None
+    """Step and seconds at which the first step began: the pace is counted from there, without what the start took."""
     phase: str = ""
     elapsed_s: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -50,6 +51,9 @@ class State:
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in the metrics of a step; times are those of this step alone."""
         self.step = step
+        spent = metrics.get("perf/step_s")
+        begin = (step, self.elapsed_s) if spent is None else (step - 1, self.elapsed_s - spent)
+        self.first = self.first or begin
         self.metrics = {name: value for name, value in self.metrics.items() if not name.startswith("time_s/")}
         self.metrics |= metrics
         if "reward/mean" in metrics:
@@ -60,8 +64,9 @@ class State:
     @property
     def seconds_left(self) -> float | None:
         """At the pace so far."""
-        done = self.step - self.first_step
-        return self.elapsed_s / done * (self.total_steps - self.step) if done > 0 else None
+        step, seconds = self.first or (self.step, 0.0)
+        done = self.step - step
+        return (self.elapsed_s - seconds) / done * (self.total_steps - self.step) if done > 0 else None
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
