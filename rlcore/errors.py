@@ -21,6 +21,12 @@ the second says what to type. All of them pickle: they cross processes.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
 
 class RlcoreError(Exception):
     """Base of every error that rlcore raises on purpose."""
@@ -92,6 +98,12 @@ def nearest(name: str, known: list[str]) -> str | None:
 
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
     return matches[0] if matches else None
+
+
+def did_you_mean_path(path: Path, others: Iterable[Path]) -> str:
+    """The same for a path that is not there; only names are compared, as the folders are alike."""
+    match = nearest(path.name, [other.name for other in others])
+    return f" Did you mean '{path.with_name(match)}'?" if match else ""
 
 
 def did_you_mean(name: str, known: list[str]) -> str:

@@ -37,6 +37,8 @@ class GRPO(PolicyGradient):
     """Advantages from the other answers to the same prompt; no critic."""
 
     Config = GRPOConfig
+    compares_samples = True
+    """Of one prompt: a single one has no advantage."""
 
     @property
     def kl_in_reward(self) -> bool:

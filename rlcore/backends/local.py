@@ -24,6 +24,7 @@ from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
 from rlcore.errors import ModelError
 from rlcore.models import attention
+from rlcore.models.activations import checkpoint_activations
 from rlcore.models.attention import Packing
 from rlcore.models.head import TokenHead, hidden_states, use_packed_attention
 from rlcore.models.load import load_model
@@ -59,7 +60,7 @@ class LocalBackend:
         self._value_head = self._make_value_head() if context.head == "value" else None
         self._num_steps = 0
         if context.trained and model.gradient_checkpointing:
-            _checkpoint_activations(self._model)
+            checkpoint_activations(self._model)
         self._names = self._trained_parameters() if context.trained else {}
         self._optimizer = make_adamw(list(self._names), optimizer) if context.trained else None
         if not context.trained:
@@ -251,24 +252,6 @@ class LocalBackend:
 def _spread(values: Tensor, where: Tensor, like: Tensor) -> Tensor:
     """[n] values at their places among T zeros."""
     return torch.zeros(len(like), dtype=values.dtype, device=values.device).index_put((where,), values)
-
-
-def _checkpoint_activations(model: Any) -> None:
-    options = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(options)
-    else:  # its name before transformers 5.23
-        model.gradient_checkpointing_enable(options)
-    model.train()  # transformers checkpoints only in training mode
-    _no_dropout(model)
-
-
-def _no_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def _need(path: Path) -> Path:

@@ -18,14 +18,20 @@ from rlcore.cli.list_plugins import Row, list_plugins
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry.catalog import catalog, normalise
 
-MACHINE = ("python", "torch", "ray", "transformers", "requirements", "devices", "disk", "shared memory", "threads")
+MACHINE = (
+    *("python", "torch", "ray", "transformers", "requirements", "devices", "disk", "temporary files"),
+    *("shared memory", "threads", "network", "ray start"),
+)
 """The checks of rlcore/cli/machine.py, in the order of the report."""
+SETTINGS = ("settings", "model", "tokenizer", "data", "reward", "plan")
+"""The checks of rlcore/cli/settings.py."""
 SLOW_S = 10.0
 """A plugin that takes longer to import than this, with all that it imports, is called slow."""
 _EXAMPLES = """\
 examples:
   rlcore doctor                          this machine
   rlcore doctor --plugins                and every installed plugin
+  rlcore doctor model.path=DIR data.train=train.jsonl reward=gsm8k
   rlcore doctor rlcore-vllm              the plugins of one package, with tracebacks
   rlcore doctor --plugins --json | jq '.[] | select(.status == "broken")'
 """
@@ -36,7 +42,7 @@ class Finding:
     """What one check found, and one object of --json; keys are only ever added."""
 
     kind: str
-    """machine, or the kind of a plugin."""
+    """machine, settings, or the kind of a plugin."""
     name: str
     package: str = ""
     version: str = ""
@@ -52,17 +58,22 @@ class Finding:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; exit code 1 when something is broken."""
-    options = _parser().parse_args(list(argv))
+    options = _parser().parse_intermixed_args(list(argv))
+    settings = [word for word in options.words if "=" in word]
+    packages = [word for word in options.words if "=" not in word]
     findings: list[Finding] = []
-    if not options.package:
+    if not packages:
         checks = [Finding(kind="machine", name=name) for name in MACHINE]
         findings += check_all(checks, options.timeout, options.output)
-    if options.plugins or options.package:
-        findings += check_plugins(options.package, options.timeout)
+    if settings:
+        checks = [Finding(kind="settings", name=name) for name in SETTINGS]
+        findings += check_all(checks, options.timeout, options.output, settings)
+    if options.plugins or packages:
+        findings += check_plugins(packages, options.timeout)
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        print(_report(findings, tracebacks=bool(options.package)))
+        print(_report(findings, tracebacks=bool(packages)))
     return int(any(finding.status == "broken" for finding in findings))
 
 
@@ -81,13 +92,13 @@ def check_plugins(wanted: Sequence[str], timeout_s: float) -> list[Finding]:
     return sorted(found, key=lambda finding: (finding.kind, finding.name, finding.package))
 
 
-def check_all(checks: Sequence[Finding], timeout_s: float, output: str) -> list[Finding]:
+def check_all(checks: Sequence[Finding], timeout_s: float, output: str, settings: Sequence[str] = ()) -> list[Finding]:
     """Fill in the findings, in child processes."""
     found = [finding for finding in checks if finding.status in ("disabled", "broken")]
     left = [finding for finding in checks if finding not in found]
     while left:
         jobs = [(it.kind, it.name, it.package) for it in left]
-        answers, reason, printed = run_jobs(jobs, timeout_s, output)
+        answers, reason, printed = run_jobs(jobs, timeout_s, output, settings)
         found += [_judged(finding, answer) for finding, answer in zip(left, answers)]
         left = left[len(answers) :]
         if left:
@@ -141,7 +152,7 @@ def _report(findings: Sequence[Finding], *, tracebacks: bool) -> str:
 
 
 def _title(finding: Finding) -> str:
-    if finding.kind == "machine":
+    if not finding.package:
         return finding.name
     return f"{finding.kind} {finding.name} ({finding.package} {finding.version})"
 
@@ -153,7 +164,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("package", nargs="*", help="only the plugins of this name or package, with tracebacks")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="PACKAGE | key=value",
+        help="only plugins of this name or package; settings of a run",
+    )
     parser.add_argument("--plugins", action="store_true", help="all plugins, too")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for each check (default 60)")

@@ -40,6 +40,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
     options = parser.parse_intermixed_args(list(argv))
+
+    from rlcore.cli.machine import writable
+    from rlcore.errors import ConfigError
+
+    if options.samples and not writable(options.samples.absolute().parent):
+        raise ConfigError(f"--samples={options.samples} cannot be written\nType  --samples FILE")
     with _located(options.model) as (model, base):
         metrics, seconds = _run(model, base, options.overrides, options.samples)
     if options.json:
@@ -109,6 +115,7 @@ def _write(path: Path, roles: Roles, scored: Batch) -> None:
     from rlcore.trainer.run import record
 
     shares: list[Any] = roles.reward.examples(scored)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for row in (row for share in shares for row in share):
             file.write(json.dumps(asdict(record(0, row)), ensure_ascii=False, default=str) + "\n")

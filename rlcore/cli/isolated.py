@@ -14,15 +14,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcore.cli.machine import CHECKS, Fault, Remark
+from rlcore.cli.settings import check_settings
 from rlcore.errors import RlcoreError
 
 
 def run_jobs(
-    jobs: Sequence[tuple[str, str, str]], timeout_s: float, output: str
+    jobs: Sequence[tuple[str, str, str]], timeout_s: float, output: str, settings: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], str, str]:
     """Do jobs (kind, name, package) in one child; returns its answers, why there are no more, and what it printed."""
     with tempfile.TemporaryDirectory(prefix="rlcore-doctor-") as folder:
@@ -31,7 +33,7 @@ def run_jobs(
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", "rlcore.cli.isolated", str(answers), output]
         with printed.open("wb") as sink:
             child = subprocess.Popen(
-                [*command, json.dumps(jobs)],
+                [*command, json.dumps(jobs), *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -73,11 +75,14 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
         child.wait(timeout=10)
 
 
-def main(answers: str, output: str, jobs: str) -> None:
+def main(answers: str, output: str, jobs: str, *settings: str) -> None:
     """Do the jobs [kind, name, package] and append an answer for each to a file."""
     for kind, name, package in json.loads(jobs):
         began = time.monotonic()
-        check = CHECKS[name] if kind == "machine" else (lambda _: _plugin(kind, name, package))  # noqa: B023
+        if kind in ("machine", "settings"):
+            check = CHECKS[name] if kind == "machine" else partial(check_settings, name, settings)
+        else:
+            check = partial(_plugin, kind, name, package)
         answer = _answer(check, output)
         answer["seconds"] = round(time.monotonic() - began, 3)
         with Path(answers).open("a") as file:
@@ -94,7 +99,7 @@ def _answer(check: Callable[[str], str], output: str) -> dict[str, Any]:
         return {"status": "broken", "detail": text, "traceback": traceback.format_exc()}
 
 
-def _plugin(kind: str, name: str, package: str) -> str:
+def _plugin(kind: str, name: str, package: str, _: str) -> str:
     """Import a plugin and compare it with its protocol; hooks are registered and do their health checks, too."""
     reference = f"{name}@{package}"
     if kind == "config":

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from rlcore.errors import ConfigError
 
 _GIB = 2**30
 
@@ -96,13 +100,22 @@ def _devices(_: str) -> str:
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"
 
 
+def writable(folder: Path) -> bool:
+    """Whether a folder, which need not be there yet, can be made and written."""
+    there = _existing(folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
 def _disk(output: str) -> str:
     """Room for checkpoints where runs will lie."""
     folder = Path(output).absolute()
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not writable(folder):
         raise Fault(f"{folder} cannot be written", "rlcore train run.directory=DIR ...")
-    free = shutil.disk_usage(there).free / _GIB
+    free = shutil.disk_usage(_existing(folder)).free / _GIB
     text = f"{free:.1f} GiB free for {folder}"
     if free < 1:
         raise Fault(text, "rlcore train run.directory=DIR ...")
@@ -119,6 +132,82 @@ def _shared_memory(_: str) -> str:
     if free < 1:
         raise Remark(f"{free:.2f} GiB free in /dev/shm; batches spill to the disk", "docker run --shm-size=8g ...")
     return f"{free:.1f} GiB free in /dev/shm"
+
+
+def _temporary(_: str) -> str:
+    """Ray's sockets and sessions, and what the doctor itself writes."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(2**20))
+            file.flush()
+    except OSError as error:
+        raise Fault(f"no temporary file can be written: {error}", "export TMPDIR=DIR") from error
+    free = shutil.disk_usage(tempfile.gettempdir()).free / _GIB
+    if free < 1:
+        raise Remark(f"{free:.2f} GiB free for {tempfile.gettempdir()}; Ray needs more", "export TMPDIR=DIR")
+    return f"{free:.1f} GiB free for {tempfile.gettempdir()}"
+
+
+def _network(_: str) -> str:
+    """The interface that collectives bind to, and that of the default route, which pools of several nodes use."""
+    names = [name for _, name in socket.if_nameindex()]
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or next(name for name in names if name.startswith("lo"))
+    if chosen not in names:
+        raise Fault(f"GLOO_SOCKET_IFNAME={chosen}; there are {', '.join(names)}", "unset GLOO_SOCKET_IFNAME")
+    try:
+        text = f"{chosen} ({_reached(_address(chosen))}) reaches itself"
+    except OSError as error:
+        raise Fault(f"{chosen} does not reach itself: {error}", "export GLOO_SOCKET_IFNAME=lo") from error
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses a route
+            outer = probe.getsockname()[0]
+    except OSError:
+        return f"{text}; no route to other machines"
+    try:
+        return f"{text}; so does {_reached(outer)}, towards other machines"
+    except OSError as error:
+        raise Remark(f"{text}; {outer} does not: {error}", "export GLOO_SOCKET_IFNAME=INTERFACE") from error
+
+
+def _address(interface: str) -> str:
+    import fcntl
+    import struct
+
+    if sys.platform != "linux":
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
+
+
+def _reached(address: str) -> str:
+    """The address and the free port at which a connection came through."""
+    with socket.create_server((address, 0)) as server:
+        port = server.getsockname()[1]
+        socket.create_connection((address, port), timeout=5).close()
+    return f"{address}:{port}"
+
+
+def _ray_start(_: str) -> str:
+    """A cluster of one's own with one host, as a run starts it."""
+    from rlcore.controller.pool import PoolConfig, available_cores
+    from rlcore.controller.runtime import RuntimeConfig, make_runtime
+
+    try:
+        runtime = make_runtime(RuntimeConfig())
+    except ConfigError as error:
+        raise Remark(f"{error}".partition("\n")[0] + "; only runtime=local works", "pip install ray") from error
+    began = time.monotonic()
+    try:
+        runtime.start({"main": PoolConfig(device="cpu")}, {})
+        runtime.wait([runtime.submit("main", 0, "free_port")], "the first call", 60.0)
+    finally:
+        runtime.shutdown()
+    cores = f"{available_cores()} of {os.cpu_count()} cores, as affinity and cgroup allow"
+    return f"a host answers after {time.monotonic() - began:.1f} s; {cores}"
 
 
 def _threads(_: str) -> str:
@@ -139,6 +228,9 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "requirements": _other_requirements,
     "devices": _devices,
     "disk": _disk,
+    "temporary files": _temporary,
     "shared memory": _shared_memory,
     "threads": _threads,
+    "network": _network,
+    "ray start": _ray_start,
 }

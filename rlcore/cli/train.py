@@ -46,15 +46,25 @@ def run(overrides: Sequence[str], *, dry_run: bool) -> int:
 
     plan, hooks = plan_run(overrides)
     print("\n".join(describe(plan)), flush=True)
+    check_devices(plan)
     if dry_run:
         print("dry run: all that can be checked before the start is in order; nothing was started")
         return 0
     return _train(plan, hooks, overrides)
 
 
+def check_devices(plan: Plan) -> None:
+    """Refuse a plan that this machine cannot hold."""
+    from rlcore.controller.runtime import check_machine
+
+    check_machine(plan.config.runtime, {name: plan.config.pools[name] for name in set(plan.placement.values())})
+
+
 def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     """Everything that is known before a process is started; `rlcore.trainer.launch.launch` goes on from here."""
+    from rlcore.cli.machine import writable
     from rlcore.config.compose import compose
+    from rlcore.errors import ConfigError
     from rlcore.hooks.manager import Hooks
     from rlcore.quickstart import locate_assets
     from rlcore.trainer.plan import make_plan
@@ -62,8 +72,10 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     config = locate_assets(compose(overrides).config, print)
     hooks = Hooks(config.plugins.hooks, config.plugins.on_hook_error)
     hooks.configure(config=config)
-    directory = Path(config.run.directory) / (config.run.name or _new_name(config, overrides))
-    return make_plan(config, directory.absolute()), hooks
+    directory = (Path(config.run.directory) / (config.run.name or _new_name(config, overrides))).absolute()
+    if not writable(directory):
+        raise ConfigError(f"run.directory={config.run.directory} cannot be written\nType  run.directory=DIR")
+    return make_plan(config, directory), hooks
 
 
 def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:

@@ -213,11 +213,11 @@ def _missing(kind: Any, key: str) -> Any:
 def _construct(cls: type[T], values: dict[str, Any], key: str) -> T:
     try:
         return cls(**values)
-    except ConfigError as error:
-        field = str(error).partition(":")[0]
-        raise ConfigError(_join(key, str(error)).replace(f"Type  {field}=", f"Type  {_join(key, field)}=")) from None
     except ValueError as error:
-        raise ConfigError(f"{key or cls.__name__}: {error}") from error
+        field = str(error).partition(":")[0]
+        if not isinstance(error, ConfigError) and field not in {it.name for it in fields(cast(Any, cls))}:
+            raise ConfigError(f"{key or cls.__name__}: {error}") from error
+        raise ConfigError(_join(key, str(error)).replace(f"Type  {field}=", f"Type  {_join(key, field)}=")) from None
 
 
 def _mismatch(expected: str, kind: Any, value: Any, key: str, default: Any) -> ConfigError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,9 @@ from torch import Tensor
 from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
-from rlcore.controller.runtime import RuntimeConfig, Traffic, resolve_device
+from rlcore.controller.runtime import RuntimeConfig, Traffic, check_machine, resolve_device
 from rlcore.data.wire import pack, unpack
-from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError
+from rlcore.errors import ConfigError, DeadlineExceeded, HostDied, InfrastructureError
 
 logger = logging.getLogger(__name__)
 _STACK_TIMEOUT_S = 5.0
@@ -81,6 +82,8 @@ class RayRuntime:
         self._labels: dict[Any, tuple[str, int]] = {}
 
     def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+        if not ray.is_initialized():
+            check_machine(self.config, pools)
         self._connect()
         pools = {name: _with_device(pool) for name, pool in pools.items()}
         check_capacity(pools, [node["Resources"] for node in ray.nodes() if node["Alive"]])
@@ -141,6 +144,7 @@ class RayRuntime:
         logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(_is_news)
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if self.config.address:
+            _check_address(self.config.address)
             ray.init(address=self.config.address, **options)
             return
         os.environ.pop("RAY_ADDRESS", None)  # a stale one would send this run to a cluster that is gone
@@ -220,6 +224,20 @@ def _with_device(pool: PoolConfig) -> PoolConfig:
     from dataclasses import replace
 
     return replace(pool, device=resolve_device(pool.device))
+
+
+def _check_address(address: str) -> None:
+    """Ray itself tries for minutes where nothing answers."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_STACK_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"runtime.address={address}: no Ray cluster answers there: {error}\n"
+            "Type the address that  ray start --head  printed, or leave runtime.address out to start one here."
+        ) from error
 
 
 def _environment(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:

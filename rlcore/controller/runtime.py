@@ -5,16 +5,18 @@ Both have the same interface and give the same bits at one device. No wait is wi
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from rlcore.controller.host import Host, HostInfo, Reply
-from rlcore.controller.pool import PoolConfig
+from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
+from rlcore.errors import CapacityError, ConfigError, did_you_mean
 from rlcore.protocols.dispatch import Call
 
 
@@ -99,6 +101,7 @@ class LocalRuntime:
         self._hosts: dict[str, list[Host]] = {}
 
     def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+        check_machine(self.config, pools)
         for name, pool in pools.items():
             device = resolve_device(pool.device)
             self._hosts[name] = [
@@ -134,6 +137,28 @@ class LocalRuntime:
         self._hosts.clear()
 
 
+def check_machine(config: RuntimeConfig, pools: Mapping[str, PoolConfig]) -> None:
+    """Refuse, before anything is started, what this machine cannot hold. A cluster is asked when it is connected.
+
+    Raises:
+        UserError: devices, cores or an interpreter are not there.
+    """
+    if config.address:
+        return
+    for name, pool in pools.items():
+        if config.name == "local" and pool.device == "cuda" and not torch.cuda.is_available():
+            raise CapacityError(
+                f"pools.{name}.device=cuda, and PyTorch {torch.__version__} sees no GPU\nType  pools.{name}.device=auto"
+            )
+        if pool.python and not shutil.which(pool.python):
+            raise CapacityError(
+                f"pools.{name}.python={pool.python}: there is no such interpreter\nType  pools.{name}.python=VENV/bin/python"
+            )
+    if config.name == "ray":
+        wanted = {name: replace(pool, device=resolve_device(pool.device)) for name, pool in pools.items()}
+        check_capacity(wanted, [{"CPU": available_cores(), "GPU": torch.cuda.device_count()}])
+
+
 def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
     """auto is cuda where there is one."""
     if device == "auto":
@@ -143,13 +168,17 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cu
 
 def make_runtime(config: RuntimeConfig) -> Runtime:
     """The runtime that the config names."""
-    from rlcore.errors import ConfigError, did_you_mean
-
     if config.name == "local":
         return LocalRuntime(config)
     if config.name == "ray":
-        from rlcore.controller.ray_runtime import RayRuntime
-
+        try:
+            from rlcore.controller.ray_runtime import RayRuntime
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise ConfigError(
+                "runtime=ray needs Ray, which is not installed\npip install ray   or  runtime=local"
+            ) from error
         return RayRuntime(config)
     raise ConfigError(
         f"no runtime named '{config.name}'.{did_you_mean(config.name, ['ray', 'local'])}\n"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pluggy
 
-from rlcore.errors import ConfigError, did_you_mean
+from rlcore.errors import ConfigError, UserError, did_you_mean
 from rlcore.hooks import specs
 from rlcore.registry import resolve
 
@@ -57,8 +57,9 @@ class Hooks:
     def step_end(self, *, run: Run, step: int, metrics: Mapping[str, float]) -> None:
         self._call("rlcore_step_end", run=run, step=step, metrics=metrics)
 
-    def collect_metrics(self, *, run: Run, step: int) -> dict[str, float]:
-        return self._merge("rlcore_collect_metrics", same_is_fine=False, run=run, step=step)
+    def collect_metrics(self, *, run: Run, step: int, taken: Collection[str] = ()) -> dict[str, float]:
+        """`taken` are the names of the metrics that the core has in this step."""
+        return self._merge("rlcore_collect_metrics", same_is_fine=False, taken=taken, run=run, step=step)
 
     def weights_synced(self, *, run: Run, version: int, seconds: float) -> None:
         self._call("rlcore_weights_synced", run=run, version=version, seconds=seconds)
@@ -88,6 +89,8 @@ class Hooks:
                 result = implementation.function(*(arguments[argument] for argument in implementation.argnames))
             except Exception as error:
                 error.add_note(f"in hook {hook} of {name}")
+                if isinstance(error, UserError):  # only its message is shown
+                    error.args = (f"{hook} of {name}: {error}",)
                 if self._on_error == "raise":
                     if failures is None:
                         raise
@@ -100,7 +103,7 @@ class Hooks:
                 results.append((name, result))
         return results
 
-    def _merge(self, hook: str, *, same_is_fine: bool, **arguments: Any) -> dict[str, Any]:
+    def _merge(self, hook: str, *, same_is_fine: bool, taken: Collection[str] = (), **arguments: Any) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         giver: dict[str, str] = {}
         for plugin, result in self._call(hook, **arguments):
@@ -109,6 +112,11 @@ class Hooks:
                     f"{hook} of {plugin} returned {result!r}, which is no mapping\nReturn a dict, or None for nothing."
                 )
             for name, value in result.items():
+                if name in taken:
+                    raise ConfigError(
+                        f"{hook} of {plugin}: '{name}' ({value!r}) is the name of one of rlcore's own metrics\n"
+                        f"Give it a name of its own, such as '{plugin}/{name}', or leave {plugin} out of plugins.hooks."
+                    )
                 if name in merged and not (same_is_fine and merged[name] == value):
                     raise ConfigError(
                         f"{hook}: '{name}' comes from two plugins, {giver[name]} ({merged[name]!r}) and {plugin} ({value!r})\n"

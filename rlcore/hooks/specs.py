@@ -66,7 +66,7 @@ def rlcore_step_end(run: Run, step: int, metrics: Mapping[str, float]) -> None:
 
 @hookspec
 def rlcore_collect_metrics(run: Run, step: int) -> Mapping[str, float] | None:
-    """Metrics of yours for this step. A name that another plugin has given is an error."""
+    """Metrics of yours for this step. A name that the core or another plugin has given is an error."""
 
 
 @hookspec

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import ModelError, did_you_mean
+from rlcore.errors import ModelError, did_you_mean_path
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _COPIED_FILES = (
@@ -29,9 +30,9 @@ def check_directory(path: str, setting: str = "model.path") -> Path:
     """
     directory = Path(path).expanduser()
     if not directory.is_dir():
-        siblings = [str(p) for p in directory.parent.iterdir() if p.is_dir()] if directory.parent.is_dir() else []
+        siblings = [p for p in directory.parent.iterdir() if p.is_dir()] if directory.parent.is_dir() else []
         raise ModelError(
-            f"{setting}={path}: there is no such directory.{did_you_mean(str(directory), siblings)}\n"
+            f"{setting}={path}: there is no such directory.{did_you_mean_path(directory, siblings)}\n"
             "It must be a local directory in Hugging Face layout:  hf download OWNER/NAME --local-dir DIR"
         )
     if not (directory / "config.json").is_file():
@@ -45,6 +46,15 @@ def check_directory(path: str, setting: str = "model.path") -> Path:
             f"{setting}={path} has no *.safetensors{found}\n"
             "Convert it once:  AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
         )
+    for index in directory.glob("*.safetensors.index.json"):
+        absent = sorted(
+            {f for f in json.loads(index.read_text())["weight_map"].values() if not (directory / f).is_file()}
+        )
+        if absent:
+            raise ModelError(
+                f"{setting}={path} lacks {len(absent)} of its files of weights, the first is {absent[0]}\n"
+                "Fetch them again:  hf download OWNER/NAME --local-dir DIR"
+            )
     return directory
 
 
@@ -67,7 +77,13 @@ def _load_tokenizer(path: str) -> Any:
         )
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises bare exceptions
+        raise ModelError(
+            f"model.path={path} has a tokenizer that cannot be loaded: {type(error).__name__}: {error}\n"
+            "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
+        ) from error
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -6,6 +6,7 @@ call it; it knows nothing of rewards, prompts or algorithms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,9 @@ class ModelConfig:
     max_tokens_per_device: int = 16384
     """Tokens in one micro-batch; a single longer sample is a micro-batch of its own."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, max_tokens_per_device=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
@@ -48,6 +52,13 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     clip_grad_norm: float = 1.0
     """0 turns clipping off."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, lr=0, warmup_steps=0, min_lr_ratio=0, eps=0, weight_decay=0, clip_grad_norm=0)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(
+                f"betas: expected two numbers from 0 to below 1, got {self.betas}\nType  betas=[0.9,0.999]"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +78,14 @@ class BackendContext:
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     """What the host adds, such as the rendezvous address under "init_method"."""
+
+
+def _at_least(config: Any, **lowest: float) -> None:
+    """Refuse settings below their lowest value, infinite or NaN."""
+    for name, low in lowest.items():
+        value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
+        if not low <= value < math.inf:
+            raise ValueError(f"{name}: expected {low} or more, got {value}\nType  {name}={default}")
 
 
 class Backend(Protocol):

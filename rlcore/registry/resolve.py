@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import PluginError, did_you_mean
+from rlcore.errors import PluginError, did_you_mean, did_you_mean_path
 from rlcore.registry import errors
 from rlcore.registry.catalog import IGNORE_VERSIONS, MODULE_KINDS, Catalog, Entry, catalog, normalise, words_of
 from rlcore.registry.protocol_check import misses
@@ -135,9 +135,9 @@ def _project_entry(kind: str, ref: str) -> Entry:
     if place.endswith(".py"):
         path = Path(place).expanduser().absolute()
         if not path.is_file():
-            siblings = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            siblings = path.parent.glob("*.py")
             raise errors.PluginNotFound(
-                f"{kind} '{ref}': there is no file {path}.{did_you_mean(str(path), siblings)}\n"
+                f"{kind} '{ref}': there is no file {path}.{did_you_mean_path(path, siblings)}\n"
                 f"Write  {errors.option(kind, 'path/file.py:attribute')}"
             )
         place = str(path)

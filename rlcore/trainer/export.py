@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import UserError, did_you_mean
+from rlcore.errors import ConfigError, UserError, did_you_mean, did_you_mean_path
 from rlcore.models.load import copy_tokenizer
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoint, read_checkpoint
+
+_GIVE = "Give a run or one of its checkpoints:  outputs/RUN  or  outputs/RUN/checkpoints/step_000100"
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
@@ -23,11 +25,10 @@ def find_checkpoint(path: Path) -> Checkpoint:
         if steps:
             return read_checkpoint(steps[-1])
     if not path.is_dir():
-        siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
-        raise UserError(
-            f"there is no directory {path}.{did_you_mean(str(path), siblings)}\n"
-            "Give a run or one of its checkpoints:  outputs/RUN  or  outputs/RUN/checkpoints/step_000100"
-        )
+        siblings = [p for p in path.parent.glob("*") if p.is_dir()]
+        raise UserError(f"there is no directory {path}.{did_you_mean_path(path, siblings)}\n{_GIVE}")
+    if not (path / "trainer.json").is_file():
+        raise UserError(f"{path} holds no checkpoint\n{_GIVE}")
     return read_checkpoint(path)
 
 
@@ -40,10 +41,12 @@ def export(checkpoint: Checkpoint, target: Path, role: str = "actor") -> None:
     source = role_directory(checkpoint, role)
     if target.exists():
         raise UserError(f"{target} exists already\nGive a new directory, or remove it:  rm -r {target}")
-    target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.writing")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}\nGive another directory.") from error
     try:
         backend: Any = resolve("backend", checkpoint.state["config"]["backend"]["name"]).object
         backend.export(source, beside)

@@ -27,8 +27,8 @@ from rlcore.workers.model import ModelOptions
 def launch(plan: Plan, hooks: Hooks) -> Run:
     """Start what the plan says. When something fails on the way, what was started is ended."""
     config = plan.config
-    plan.directory.mkdir(parents=True, exist_ok=True)
     runtime = make_runtime(config.runtime)
+    plan.directory.mkdir(parents=True, exist_ok=True)
     info = RunInfo(name=plan.directory.name, directory=plan.directory, total_steps=config.trainer.steps)
     run = Run(
         config=config,
@@ -51,8 +51,9 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
     )
     try:
         _start(plan, run)
-    except BaseException:
-        runtime.shutdown()
+    except BaseException as error:
+        done = {"steps": run.counters.step, "total_steps": info.total_steps, "seconds": run.counters.seconds}
+        run.close({**done, "error": f"{type(error).__name__}: {error}".partition("\n")[0]})
         raise
     return run
 
@@ -61,7 +62,9 @@ def _start(plan: Plan, run: Run) -> None:
     config, runtime = plan.config, run.runtime
     if plan.resume is None:
         run.checkpoints.set_aside()
-    for tracker in run.trackers:
+    trackers, run.trackers = run.trackers, []
+    for tracker in trackers:
+        run.trackers = [*run.trackers, tracker]  # only these are finished when the start fails
         tracker.start(flatten(config), resume_step=plan.resume.step if plan.resume else None)
     runtime.traffic.on_call = run.phase
     run.phase("start")

@@ -54,7 +54,7 @@ def step(run: Run) -> dict[str, float]:
     every = run.config.eval.every_steps
     if (every and number % every == 0) or number == run.config.trainer.steps:
         metrics |= _evaluate(run)
-    metrics |= run.hooks.collect_metrics(run=run, step=number)
+    metrics |= run.hooks.collect_metrics(run=run, step=number, taken=metrics)
     run.log(number, metrics)
     run.log_samples(number)
     run.hooks.step_end(run=run, step=number, metrics=metrics)

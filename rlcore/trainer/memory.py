@@ -8,10 +8,12 @@ a gigabyte with its gradient), and the framework itself (0.5 to 1 GB a process).
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from rlcore.errors import ModelError
 
 _FLOAT32 = 4
 _ACTIVATIONS_PER_LAYER = 34
@@ -32,15 +34,24 @@ class ModelSize:
     @classmethod
     def read(cls, path: Path) -> ModelSize:
         """From config.json and the headers of the safetensors files."""
-        config: dict[str, Any] = json.loads((path / "config.json").read_text())
-        config = config | config.get("text_config", {})
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        head_dim = config.get("head_dim") or hidden // heads
-        kv_heads = config.get("num_key_value_heads") or heads
+        from transformers import AutoConfig
+
+        try:
+            whole = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            num_parameters = sum(_count_parameters(file) for file in path.glob("*.safetensors"))
+        except (OSError, ValueError, KeyError, struct.error) as error:
+            raise ModelError(
+                f"the model in {path} cannot be read: {str(error).splitlines()[0]}\n"
+                "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
+            ) from error
+        config = whole.get_text_config()
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
         return cls(
-            num_parameters=sum(_count_parameters(file) for file in path.glob("*.safetensors")),
-            num_layers=config["num_hidden_layers"],
-            hidden_size=hidden,
+            num_parameters=num_parameters,
+            num_layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
             num_kv_values=2 * kv_heads * head_dim,
         )
 
@@ -84,13 +95,11 @@ def _count_parameters(file: Path) -> int:
     """From the header: 8 bytes of its length, then JSON with the shape of every tensor."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
+        if length > file.stat().st_size:
+            raise ValueError(f"{file.name} is no safetensors file")
         header = json.loads(stream.read(length))
-    total = 0
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        count = 1
-        for size in tensor["shape"]:
-            count *= size
-        total += count
-    return total
+    tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+    whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+    if whole > file.stat().st_size:
+        raise ValueError(f"{file.name} has {file.stat().st_size:,} of its {whole:,} bytes")
+    return sum(math.prod(tensor["shape"]) for tensor in tensors)

@@ -7,7 +7,8 @@ launch.py goes on and starts the hosts.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rlcore.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcore.trainer.prompts import Prompts, load_prompts
 from rlcore.types import STANDARD_COLUMNS
 
+logger = logging.getLogger(__name__)
 DEFAULT_ROLE = "default"
 TRAINED = ("actor", "critic")
 _ALWAYS = (RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward"))
@@ -79,12 +81,17 @@ def make_plan(config: Config, directory: Path) -> Plan:
     roles = _roles(instance.roles())
     workers = {role.name: resolve("worker", role.worker) for role in roles}
     placement = place(config, [role.name for role in roles])
-    rewards = _rewards(config)
+    rewards = reward_specs(config)
     prompts = load_prompts(config, config.data.train)
     eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(rewards, data)
     _check_columns(config, instance, workers, prompts)
+    if getattr(instance, "compares_samples", False) and config.sampling.samples_per_prompt == 1:
+        logger.warning(
+            "algorithm '%s' compares the samples of a prompt, and there is one: nothing is learned; sampling.samples_per_prompt=8",
+            config.algorithm.name,
+        )
     if "critic" in workers and config.critic.path:
         check_directory(config.critic.path, "critic.path")
     if config.transfer != "auto":
@@ -102,7 +109,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
         reads={role: _travelling(columns) for role, columns in instance.reads().items()},
         prompts=prompts,
         eval_prompts=eval_prompts,
-        resume=_find_checkpoint(config, directory),
+        resume=_find_checkpoint(config, directory, workers),
     )
 
 
@@ -155,7 +162,8 @@ def _roles(asked: Sequence[RoleSpec]) -> list[RoleSpec]:
     return sorted(roles.values(), key=lambda role: role.name not in TRAINED)
 
 
-def _rewards(config: Config) -> tuple[RewardSpec, ...]:
+def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
+    """The rewards of a run, resolved."""
     if not config.reward.items:
         raise ConfigError(
             "no reward is chosen.\nType  reward=exact_match  or  reward=my_rewards.py:score   (rlcore list-plugins --kind reward)"
@@ -199,16 +207,24 @@ def _travelling(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["input_ids", "loss_mask", "rollout_log_probs", *columns]))
 
 
-def _find_checkpoint(config: Config, directory: Path) -> Checkpoint | None:
+def _find_checkpoint(config: Config, directory: Path, workers: Collection[str]) -> Checkpoint | None:
     if config.run.resume == "never":
         return None
     latest = Checkpoints(directory / "checkpoints", config.checkpoint.keep_last).latest()
     if latest is None and config.run.resume == "must":
-        siblings = [path.name for path in directory.parent.glob("*")] if directory.parent.is_dir() else []
+        siblings = [path.name for path in directory.parent.glob("*") if path != directory]
         near = difflib.get_close_matches(directory.name, siblings, n=1)
         hint = f" Did you mean run.name={near[0]}?" if near else ""
         raise ConfigError(
             f"run.resume=must, and there is no complete checkpoint in {directory}/checkpoints.{hint}\n"
             "Type  run.resume=auto  to start anew where there is none."
+        )
+    if latest is not None and (
+        new := [role for role in TRAINED if role in workers and not (latest.path / role).is_dir()]
+    ):
+        before = latest.state["config"]["algorithm"]["name"]
+        raise ConfigError(
+            f"{latest.path} has no model of role '{new[0]}': it was trained with algorithm={before}\n"
+            f"Type  algorithm={before}   or start a new run:  run.name=NAME"
         )
     return latest

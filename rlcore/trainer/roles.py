@@ -5,6 +5,7 @@ Besides the groups it offers two steps that every algorithm needs and that carry
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rlcore.rewards.pipeline import settle
 from rlcore.types import Mean, Metrics, Sampling
 from rlcore.workers.reward import PART_PREFIX, outcomes
 
+logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from rlcore.workers.critic import CriticWorker
     from rlcore.workers.policy import PolicyWorker, ReferenceWorker
@@ -86,9 +88,15 @@ class Roles:
                 part = scored.fetch(name)
                 present = ~part.isnan()
                 self._note(f"reward/{name.removeprefix(PART_PREFIX)}", part[present].sum(), present.sum())
+        if settled.messages:
+            logger.warning(
+                "%d of %d samples have no verdict: %s", len(settled.messages), len(keep), settled.messages[0]
+            )
         if keep.any():
             self._note("reward/mean", values[keep].sum(), keep.sum())
             self._note("reward/std", values[keep].std(), 1.0)
+        else:
+            logger.warning("no sample of this step has a reward; nothing is learned from it")
         self._on_scored(scored)
         return scored.with_rows(reward=values).take(np.flatnonzero(keep))
 

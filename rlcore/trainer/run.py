@@ -98,9 +98,11 @@ class Run:
 
     def close(self, summary: Mapping[str, object]) -> None:
         """End hosts and trackers."""
-        self.runtime.shutdown()
-        for tracker in self.trackers:
-            tracker.finish(summary)
+        try:
+            self.runtime.shutdown()
+        finally:
+            for tracker in self.trackers:
+                tracker.finish(summary)
 
     def state(self) -> dict[str, Any]:
         """JSON data for a checkpoint, besides what the roles write."""
