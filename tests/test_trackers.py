@@ -4,7 +4,9 @@ import io
 import json
 import logging
 import math
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -422,6 +424,51 @@ def read_events(info):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     return EventAccumulator(str(info.directory / "tensorboard")).Reload()
+
+
+WANDB_RUN = """
+import sys
+from pathlib import Path
+from rlcore.protocols.tracker import RunInfo, SampleRecord
+from rlcore.trackers.wandb import WandbConfig, WandbTracker
+
+run = RunInfo(name="offline-run", directory=Path(sys.argv[1]), total_steps=2)
+tracker = WandbTracker(WandbConfig(mode=sys.argv[2]), run)
+tracker.start({"run.seed": 7}, resume_step=None)
+tracker.log(1, {"reward/mean": 0.25})
+tracker.log_samples(1, [SampleRecord(step=1, prompt="2 + 2 =", completion="4", reward=1.0, prompt_id=0, sample_id=0)])
+tracker.finish({"steps": 1, "error": None})
+"""
+
+
+def wandb_process(directory, mode):
+    pytest.importorskip("wandb")
+    env = {**os.environ, "WANDB_SILENT": "true", "HOME": str(directory)}
+    env.pop("WANDB_API_KEY", None)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WANDB_RUN, str(directory), mode],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_wandb_offline_leaves_a_run_that_can_be_synced(tmp_path):
+    done = wandb_process(tmp_path, "offline")
+
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"reward/mean" in file.read_bytes()
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/samples_*.json"))
+
+
+def test_wandb_without_a_key_says_what_to_type(tmp_path):
+    done = wandb_process(tmp_path, "online")
+
+    assert "UserError: tracker 'wandb': " in done.stderr
+    assert "mode: offline" in done.stderr
 
 
 @pytest.mark.parametrize(

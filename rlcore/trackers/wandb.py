@@ -15,7 +15,8 @@ class WandbConfig:
     """Where the run goes."""
 
     project: str = "rlcore"
-    mode: Literal["online", "offline", "disabled"] = "online"
+    mode: Literal["", "online", "offline", "disabled"] = ""
+    """Empty: as the environment variable WANDB_MODE says, else online."""
 
 
 class WandbTracker:
@@ -30,25 +31,26 @@ class WandbTracker:
             raise UserError(
                 "tracker 'wandb' needs the Python package 'wandb', which is not installed:\n    pip install 'rlcore[wandb]'"
             ) from error
-        if config.mode == "online" and not wandb.api.api_key:
-            raise UserError(
-                "tracker 'wandb' is online and no API key is configured.\n"
-                "Type  wandb login     or  trackers='[console,jsonl,{name: wandb, mode: offline}]'"
-            )
         self._wandb: Any = wandb
         self._config, self._info = config, run
         self._run: Any = None
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
-        self._run = self._wandb.init(
-            project=self._config.project,
-            name=self._info.name,
-            id=self._info.name,
-            resume="allow",
-            mode=self._config.mode,
-            dir=str(self._info.directory),
-            config=dict(config),
-        )
+        try:
+            self._run = self._wandb.init(
+                project=self._config.project,
+                name=self._info.name,
+                id=self._info.name,
+                resume="allow",
+                mode=self._config.mode or None,
+                dir=str(self._info.directory),
+                config=dict(config),
+            )
+        except self._wandb.Error as error:
+            raise UserError(
+                f"tracker 'wandb': {error}\n"
+                "Type  wandb login     or  trackers='[console,jsonl,{name: wandb, mode: offline}]'"
+            ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
