@@ -65,6 +65,8 @@ class Sample:
     finish_reason: FinishReason
     policy_version: int
     """Version of the weights that drew the last token."""
+    token_versions: Sequence[int] = ()
+    """[n] version that drew each token, where new weights came on the way; empty when all are `policy_version`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

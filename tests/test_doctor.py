@@ -131,7 +131,8 @@ def test_the_machine_is_checked_first_and_in_a_fixed_order(findings):
     names = [name.removeprefix("/machine/") for name in findings if name.startswith("/machine/")]
 
     assert names == list(MACHINE) == list(machine.CHECKS)
-    for name in ("python", "torch", "ray", "transformers", "requirements", "devices"):
+    always = ("python", "torch", "ray", "transformers", "requirements", "devices")
+    for name in (*always, "temporary files", "network", "ray start"):
         assert findings[f"/machine/{name}"]["status"] == "ok", findings[f"/machine/{name}"]
     assert "pluggy" in findings["/machine/requirements"]["detail"]
 

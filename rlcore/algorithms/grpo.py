@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from rlcore.algorithms.advantages import group_normalised, group_variance
 from rlcore.algorithms.base import PolicyGradient, PolicyGradientConfig, sequence_kl
@@ -49,9 +50,7 @@ class GRPO(PolicyGradient):
 
     def collect(self, roles: Any, prompts: Batch) -> Batch:
         """Generate, score, recompute log-probs, compare inside groups."""
-        samples: Batch = roles.generate(prompts)
-        samples = roles.score(samples)
-        samples = samples.balance(roles.actor.dp_size)
+        samples = self.draw(roles, prompts).balance(roles.actor.dp_size)
         if "old_log_probs" in self.writes():
             samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
         if self.needs_reference:
@@ -59,12 +58,22 @@ class GRPO(PolicyGradient):
         reward, group_id = samples.fetch("reward", "group_id")
         if self.kl_in_reward:
             reward = reward - self.kl.coefficient * self._kl(roles, samples)
-        samples = samples.with_rows(advantage=group_normalised(reward, group_id, by_std=self.config.normalise_by_std))
+        samples = self.with_advantages(roles, samples, reward)
         varied = group_variance(reward, group_id) > 0
         self.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
         if self.config.skip_zero_variance_groups:
             samples = samples.take(np.flatnonzero(varied.numpy()))
         return samples
+
+    def draw(self, roles: Any, prompts: Batch) -> Batch:
+        """Scored samples."""
+        samples: Batch = roles.score(roles.generate(prompts))
+        return samples
+
+    def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:
+        """The samples with their column of advantages; `reward` [B] has the KL penalty in it where that is its place."""
+        by_std = self.config.normalise_by_std
+        return samples.with_rows(advantage=group_normalised(reward, samples.fetch("group_id"), by_std=by_std))
 
     def _kl(self, roles: Any, samples: Batch) -> Any:
         """[B] KL of each response to the reference; only these numbers come to the controller."""

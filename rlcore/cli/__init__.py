@@ -43,7 +43,10 @@ def _guarded(name: str, arguments: list[str]) -> int:
         return 130
     except RlcoreError as error:
         if "--traceback" in arguments:
-            raise
+            import traceback
+
+            traceback.print_exception(error)
+            return 2 if isinstance(error, UserError) else 1
         print(f"error: {error}", file=sys.stderr)
         if isinstance(error, UserError):
             return 2

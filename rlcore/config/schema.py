@@ -81,6 +81,10 @@ class TrainerConfig:
     prompts_per_step: int = 32
     max_skipped_steps: int = 3
     """Steps in a row with a gradient that is not finite, after which the run stops."""
+    warn_logprob_gap: float = 0.05
+    """Mean distance, in nats, of the engine's log-probs from the trainer's above which a run warns."""
+    max_logprob_gap: float = 0.0
+    """Stop when the log-probs of engine and trainer differ by more than this, on average; 0 only measures."""
     log_samples: int = 4
     """Samples written to samples.jsonl per step."""
 
@@ -88,6 +92,8 @@ class TrainerConfig:
         require(self.steps >= 0, "steps", "0 or more", self.steps, 100)
         require(self.prompts_per_step >= 1, "prompts_per_step", "1 or more", self.prompts_per_step, 32)
         require(self.max_skipped_steps >= 1, "max_skipped_steps", "1 or more", self.max_skipped_steps, 3)
+        require(self.warn_logprob_gap > 0, "warn_logprob_gap", "more than 0", self.warn_logprob_gap, 0.05)
+        require(self.max_logprob_gap >= 0, "max_logprob_gap", "0 (only measured) or more", self.max_logprob_gap, 0.1)
         require(self.log_samples >= 0, "log_samples", "0 or more", self.log_samples, 4)
 
 

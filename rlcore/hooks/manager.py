@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,8 @@ class Hooks:
             ConfigError: a plugin has no hook, a function `rlcore_...` that is none or is not marked, or an unknown argument.
         """
         self._on_error = on_error
+        self.givers: dict[str, str] = {}
+        """Name -> plugin, of what was merged last."""
         self._manager = pluggy.PluginManager("rlcore")
         self._manager.add_hookspecs(specs)
         for label, plugin in sorted(_labelled(plugins), key=lambda pair: pair[0], reverse=True):
@@ -57,9 +59,8 @@ class Hooks:
     def step_end(self, *, run: Run, step: int, metrics: Mapping[str, float]) -> None:
         self._call("rlcore_step_end", run=run, step=step, metrics=metrics)
 
-    def collect_metrics(self, *, run: Run, step: int, taken: Collection[str] = ()) -> dict[str, float]:
-        """`taken` are the names of the metrics that the core has in this step."""
-        return self._merge("rlcore_collect_metrics", same_is_fine=False, taken=taken, run=run, step=step)
+    def collect_metrics(self, *, run: Run, step: int) -> dict[str, float]:
+        return self._merge("rlcore_collect_metrics", same_is_fine=False, run=run, step=step)
 
     def weights_synced(self, *, run: Run, version: int, seconds: float) -> None:
         self._call("rlcore_weights_synced", run=run, version=version, seconds=seconds)
@@ -103,20 +104,15 @@ class Hooks:
                 results.append((name, result))
         return results
 
-    def _merge(self, hook: str, *, same_is_fine: bool, taken: Collection[str] = (), **arguments: Any) -> dict[str, Any]:
+    def _merge(self, hook: str, *, same_is_fine: bool, **arguments: Any) -> dict[str, Any]:
         merged: dict[str, Any] = {}
-        giver: dict[str, str] = {}
+        giver = self.givers = {}
         for plugin, result in self._call(hook, **arguments):
             if not isinstance(result, Mapping):
                 raise ConfigError(
                     f"{hook} of {plugin} returned {result!r}, which is no mapping\nReturn a dict, or None for nothing."
                 )
             for name, value in result.items():
-                if name in taken:
-                    raise ConfigError(
-                        f"{hook} of {plugin}: '{name}' ({value!r}) is the name of one of rlcore's own metrics\n"
-                        f"Give it a name of its own, such as '{plugin}/{name}', or leave {plugin} out of plugins.hooks."
-                    )
                 if name in merged and not (same_is_fine and merged[name] == value):
                     raise ConfigError(
                         f"{hook}: '{name}' comes from two plugins, {giver[name]} ({merged[name]!r}) and {plugin} ({value!r})\n"

@@ -24,17 +24,26 @@ class RoleSpec:
     """The name in `placement`, in metrics and on `roles`."""
     worker: str
     """A name of the registry kind `worker`."""
+    model: str = ""
+    """Directory of a model of its own, given as the setting `algorithm.<name>`; empty: that of the actor."""
 
 
 class Algorithm(Protocol):
-    """How samples become updates. A class attribute `Config` (dataclass) holds its settings."""
+    """How samples become updates. A class attribute `Config` (dataclass) holds its settings.
+
+    It may also have
+    - `without`: those of "rollout" and "reward" that its training does not need,
+    - `demonstrations`: columns of the data whose texts it learns from, checked before the start,
+    - `evaluate(roles, prompts, config) -> (metrics, samples)` in place of `rlcore.trainer.evaluate`; its metric
+      `eval/pass_rate` is the one that the display shows.
+    """
 
     Config: type
 
     def __init__(self, config: Any) -> None: ...
 
     def roles(self) -> Sequence[RoleSpec]:
-        """The roles needed under this config; only these are built. `actor` and `rollout` are always among them."""
+        """The roles needed under this config; only these are built. `actor` is always among them."""
 
     def reads(self) -> Mapping[str, Sequence[str]]:
         """Columns that the loss of each trained role reads: {"actor": ["old_log_probs", "advantage"]}.

@@ -26,6 +26,9 @@ Loss = Callable[[TokenOutputs, Batch], LossTerms]
 class AlgorithmContract:
     """Override `make`; write one subclass for each configuration that changes the data flow or the loss."""
 
+    keeps_every_sample = True
+    """False for an algorithm that leaves some out on purpose, such as best of n."""
+
     def make(self) -> Algorithm:
         """A new instance, always with the same settings."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
@@ -51,8 +54,10 @@ class AlgorithmContract:
         equal(
             roles.store.num_far_reads, 0, "token columns stay in the workers: fetch row columns, apply() does the rest"
         )
-        assert roles.generated is not None, "collect() draws its samples with roles.generate(prompts)"
-        equal(by_sample(experience.local()), by_sample(roles.generated), "every sample once, with its own tokens")
+        assert roles.generated is not None, "collect() has its samples from roles.generate or roles.demonstrations"
+        found, drawn = by_sample(experience.local()), by_sample(roles.generated)
+        wanted = drawn if self.keeps_every_sample else [sample for sample in drawn if sample in found]
+        equal(found, wanted, "every sample once, with its own tokens")
 
     def test_a_step_without_any_scored_sample_passes(self) -> None:
         with allowed("when every reward failed no row is left, and the run goes on"):
@@ -99,8 +104,9 @@ class AlgorithmContract:
 
     def test_better_answers_become_likelier(self) -> None:
         _, batch, loss = self.losses()[0]
-        push, best = -batch.per_row(gradient(loss, batch)), self.collected()[2].fetch("reward") > 0
-        assert float(push[best].min()) > float(push[~best].max()), (
+        push, best = -batch.per_row(gradient(loss, batch)), self.better(self.collected()[2])
+        others = push[~best] if not bool(best.all()) else torch.zeros(1)
+        assert float(push[best].min()) > float(others.max()), (
             f"rewarded answers must become likelier than others; a step pushes them by {push[best]}, others by {push[~best]}"
         )
 
@@ -133,6 +139,10 @@ class AlgorithmContract:
         )
         equal(resumed.state_dict(), algorithm.state_dict(), "after the same steps the state is the same")
 
+    def better(self, experience: Batch) -> Tensor:
+        """[B] bool, the samples that must become likelier than the others, or than they were if there are no others."""
+        return experience.fetch("reward") > 0  # type: ignore[no-any-return]
+
     def collected(
         self, algorithm: Algorithm | None = None, *, keep_scored: bool = True
     ) -> tuple[Algorithm, FakeRoles, Batch]:
@@ -155,7 +165,8 @@ class AlgorithmContract:
         found = []
         for role, columns in sorted(algorithm.reads().items()):
             loss: Loss = algorithm.loss if role == "actor" else getattr(algorithm, "value_loss")  # noqa: B009
-            found.append((role, experience.select(*{*_ALWAYS, *columns}).local(), loss))
+            always = [name for name in _ALWAYS if name in experience]  # demonstrations have no rollout_log_probs
+            found.append((role, experience.select(*{*always, *columns}).local(), loss))
         return found
 
 
@@ -167,7 +178,8 @@ def by_sample(batch: Batch) -> list[tuple[int, list[int]]]:
 
 def outputs(batch: Batch, *, outside: float = 0.0, shift: float = 0.0) -> TokenOutputs:
     """What a model near the old policy says; leaves of a graph."""
-    old = batch["old_log_probs" if "old_log_probs" in batch else "rollout_log_probs"]
+    known = [name for name in ("old_log_probs", "rollout_log_probs") if name in batch]
+    old = batch[known[0]] if known else torch.where(batch["loss_mask"], -1.0, 0.0)
     new = torch.where(batch["loss_mask"], old + torch.sin(torch.arange(len(old)) * 1.7) / 20 + shift, outside)
     log_probs, values = (new.clone().requires_grad_() for _ in range(2))
     return TokenOutputs(log_probs=log_probs, entropy=new.abs(), values=values)

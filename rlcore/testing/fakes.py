@@ -23,9 +23,11 @@ from rlcore.errors import InfrastructureError, ModelError, SampleError
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.types import Counts, Mean, Mesh, Metrics, Request, Sample
+from rlcore.types import Counts, Mean, Mesh, Metrics, Request, Sample, Sampling
 
 _HANG_S = 3600.0
+_FURTHER = {"prompt_id": 100, "group_id": 1000, "seed": 10000}
+"""Where the numbers of further prompts begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,9 +242,11 @@ class FakeRoles:
     def __init__(self, names: Sequence[str], *, keep_scored: bool = True) -> None:
         self.store = FakeStore()
         self.groups = {name: FakeGroup(name, self.store) for name in names}
+        self.sampling = Sampling(max_response_tokens=5)
         self.generated: Batch | None = None
-        """What `generate` answered last."""
+        """What `generate` or `demonstrations` answered last."""
         self._keep_scored = keep_scored
+        self._num_more = 0
 
     def __getattr__(self, name: str) -> FakeGroup:
         if name in self.__dict__.get("groups", {}):
@@ -256,6 +260,22 @@ class FakeRoles:
         """Adds the columns of the rollout worker."""
         reads = self.store.num_far_reads
         self.generated = _responses(prompts.local().repeat(self.samples_per_prompt), self.samples_per_prompt)
+        self.store.num_far_reads = reads
+        return BatchRef.publish(self.generated, self.store)
+
+    def more_prompts(self, count: int) -> Batch:
+        """Prompts of two tokens, other ones at every call."""
+        self._num_more += count
+        numbers = list(range(self._num_more - count, self._num_more))
+        rows = {name: [start + number for number in numbers] for name, start in _FURTHER.items()}
+        tokens = [token for number in numbers for token in (3 + number % 9, 4 + number % 9)]
+        return BatchRef.publish(Batch.of(lengths=[2] * count, tokens={"input_ids": tokens}, rows=rows), self.store)
+
+    def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
+        """A made-up response for each column; the texts of the data are not looked at."""
+        reads = self.store.num_far_reads
+        answers = _responses(prompts.local().repeat(len(columns)), len(columns))
+        self.generated = answers.drop("rollout_log_probs", "policy_version")
         self.store.num_far_reads = reads
         return BatchRef.publish(self.generated, self.store)
 

@@ -32,7 +32,8 @@ def describe(plan: Plan) -> list[str]:
     where = (
         f"{config.reward.num_processes} processes" if config.reward.num_processes else "in its host, without time-out"
     )
-    lines += [f"reward     {' + '.join(f'{r.weight:g} × {r.name}' for r in plan.rewards)} ({where})"]
+    if plan.rewards:
+        lines += [f"reward     {' + '.join(f'{r.weight:g} × {r.name}' for r in plan.rewards)} ({where})"]
     lines += [f"runtime    {config.runtime.name}", *_arithmetic(plan), *_memory(plan, size)]
     return lines
 
@@ -69,7 +70,7 @@ def _memory(plan: Plan, size: ModelSize) -> list[str]:
     lines = []
     for role, pool in plan.placement.items():
         place = config.pools[pool]
-        estimate = _estimate(config, role, size, place.num_devices)
+        estimate = _estimate(config, role, ModelSize.read(check_directory(plan.models[role])), place.num_devices)
         where = f"{pool} ({place.nodes} × {place.devices_per_node} {place.device})"
         lines.append(f"role       {role:<10} pool {where:<22} {human(estimate) if estimate else '-':>9} per device")
     return lines
@@ -78,8 +79,6 @@ def _memory(plan: Plan, size: ModelSize) -> list[str]:
 def _estimate(config: Config, role: str, size: ModelSize, num_devices: int) -> int:
     half = config.model.precision == "bfloat16"
     if role in TRAINED:
-        if role == "critic" and config.critic.path:
-            size = ModelSize.read(check_directory(config.critic.path, "critic.path"))
         return trained_bytes(
             size,
             max_tokens=config.model.max_tokens_per_device,

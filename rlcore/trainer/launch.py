@@ -69,7 +69,9 @@ def _start(plan: Plan, run: Run) -> None:
     runtime.traffic.on_call = run.phase
     run.phase("start")
     run.roles = start_roles(plan, runtime, run.hooks, list(plan.workers), run.note_scored)
-    run.roles.transfer = _transfer(config, run.roles.groups)
+    run.roles.issue = run.next_prompts
+    if "rollout" in run.roles.groups:
+        run.roles.transfer = _transfer(config, run.roles.groups)
     if plan.resume is not None:
         run.phase("restore")
         run.restore(plan.resume.state)
@@ -144,13 +146,11 @@ def _options(plan: Plan, role: str) -> dict[str, Any]:
 
 def _model_options(plan: Plan, role: str) -> ModelOptions:
     config = plan.config
-    is_critic = role == "critic"
-    model = replace(config.model, path=config.critic.path) if is_critic and config.critic.path else config.model
     return ModelOptions(
         backend=plan.backend.resolved.spec,
         backend_config=plan.backend.config,
-        model=model,
-        optimizer=config.critic.optimizer if is_critic else config.optimizer,
+        model=replace(config.model, path=plan.models[role]),
+        optimizer=config.critic.optimizer if role == "critic" else config.optimizer,
         algorithm=plan.algorithm.resolved.spec,
         algorithm_config=plan.algorithm.config,
         temperature=config.sampling.temperature or 1.0,

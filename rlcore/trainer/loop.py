@@ -7,6 +7,7 @@ step updates. Step n makes weights version n.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rlcore.errors import NumericalError
+from rlcore.errors import ConfigError, NumericalError
 from rlcore.trainer.evaluate import evaluate
 from rlcore.trainer.run import Clock, Run, values
+
+logger = logging.getLogger(__name__)
 
 
 def train(run: Run) -> None:
@@ -42,23 +45,26 @@ def step(run: Run) -> dict[str, float]:
     number = run.counters.step + 1
     clock = Clock()
     run.hooks.step_start(run=run, step=number)
-    prompts, positions = run.next_prompts()
+    run.positions = []
+    prompts = run.next_prompts(run.config.trainer.prompts_per_step)
     experience = run.algorithm.collect(run.roles, prompts)
-    run.loader.finish(positions)
+    run.loader.finish(run.positions)
     metrics = values(run.algorithm.update(run.roles, experience) | run.roles.take_metrics())
     run.roles.sync(version=number)
-    run.loader.consume(positions)
+    run.loader.consume(run.positions)
     run.counters.step = number
     metrics |= _count(run, metrics, clock)
     run.hooks.weights_synced(run=run, version=number, seconds=metrics.get("time_s/weight sync", 0.0))
     every = run.config.eval.every_steps
     if (every and number % every == 0) or number == run.config.trainer.steps:
         metrics |= _evaluate(run)
-    metrics |= run.hooks.collect_metrics(run=run, step=number, taken=metrics)
+    metrics |= _of_plugins(run, metrics)
     run.log(number, metrics)
     run.log_samples(number)
     run.hooks.step_end(run=run, step=number, metrics=metrics)
+    _warn_of_mismatch(run, metrics.get("actor/rollout_logprob_gap", 0.0))
     _stop_on_bad_numbers(run, metrics)
+    _stop_on_gap(run, metrics)
     if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
         save(run)
     return metrics
@@ -85,7 +91,8 @@ def _evaluate(run: Run) -> dict[str, float]:
         return {}
     run.phase("evaluate")
     clock = Clock()
-    metrics, _ = evaluate(run.roles, run.eval_prompts, run.config.eval)
+    own = getattr(run.algorithm, "evaluate", None)
+    metrics, _ = (own or evaluate)(run.roles, run.eval_prompts, run.config.eval)
     run.runtime.traffic.take()
     run.counters.last_eval = metrics["eval/pass_rate"]
     if run.counters.first_eval is None:
@@ -93,14 +100,26 @@ def _evaluate(run: Run) -> dict[str, float]:
     return metrics | {"time_s/evaluate": clock.seconds}
 
 
+def _of_plugins(run: Run, metrics: dict[str, float]) -> dict[str, float]:
+    """What hooks measured; none may stand where a metric of the core stands."""
+    given = run.hooks.collect_metrics(run=run, step=run.counters.step)
+    for name in given.keys() & metrics.keys():
+        plugin = run.hooks.givers[name]
+        raise ConfigError(
+            f"rlcore_collect_metrics of {plugin}: '{name}' ({given[name]:g}) is a metric of rlcore itself ({metrics[name]:g})\n"
+            f"Give it a name of its own there, or leave {plugin} out of plugins.hooks."
+        )
+    return given
+
+
 def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float]:
     """Counters, and where the time of the step went."""
     traffic = run.runtime.traffic.take()
     seconds = clock.seconds
-    tokens = run.scored.num_tokens if run.scored is not None else 0
+    samples, tokens = run.roles.take_used()
     counters = run.counters
     counters.tokens += tokens
-    counters.samples += len(run.scored) if run.scored is not None else 0
+    counters.samples += samples
     counters.seconds += seconds
     counters.last_reward = metrics.get("reward/mean")
     if counters.first_reward is None:
@@ -113,6 +132,20 @@ def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float
         "controller/bytes": float(traffic.num_bytes),
         **{f"time_s/{name}": spent for name, spent in traffic.busy_s.items()},
     }
+
+
+def _warn_of_mismatch(run: Run, gap: float) -> None:
+    """Once in a run: the engine does not sample from the policy that is trained."""
+    limit = run.config.trainer.warn_logprob_gap
+    if gap > limit and not run.warned_of_gap:
+        run.warned_of_gap = True
+        logger.warning(
+            "step %d: the engine's log-probs are %.3g nats off the trainer's on average, above trainer.warn_logprob_gap=%g;"
+            " compare precision and sampling settings of both, or weigh tokens with an off-policy correction",
+            run.counters.step,
+            gap,
+            limit,
+        )
 
 
 def _stop_on_bad_numbers(run: Run, metrics: dict[str, float]) -> None:
@@ -128,6 +161,18 @@ def _stop_on_bad_numbers(run: Run, metrics: dict[str, float]) -> None:
         f"{run.counters.skipped_in_a_row} steps in a row had a loss or gradient that is not finite.\n"
         f"The samples of the last one are listed in {path}; try a lower optimizer.lr."
     )
+
+
+def _stop_on_gap(run: Run, metrics: dict[str, float]) -> None:
+    """An engine that computes something else than the trainer samples from another policy."""
+    limit, gap = run.config.trainer.max_logprob_gap, metrics.get("actor/rollout_logprob_gap", 0.0)
+    if limit and not gap <= limit:
+        raise NumericalError(
+            f"the log-probs of rollout and trainer differ by {gap:.3g} on average, more than"
+            f" trainer.max_logprob_gap={limit:g}\n"
+            "Give both the same model.precision and the newest weights, or allow more:"
+            f"  trainer.max_logprob_gap={2 * gap:.2g}"
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from rlcore.config.build import build_plugin
 from rlcore.config.schema import Choice, Config
 from rlcore.errors import ConfigError, did_you_mean
-from rlcore.models.load import check_directory
+from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.registry import Resolved, resolve
 from rlcore.rewards.executor import RewardSpec
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_ROLE = "default"
 TRAINED = ("actor", "critic")
 _ALWAYS = (RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward"))
-"""Roles of every run, whatever its algorithm asks for."""
+"""Roles of every run whose algorithm does not say that it does without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ class Plan:
     rewards: tuple[RewardSpec, ...]
     workers: Mapping[str, Resolved]
     """Role -> worker class, in the order in which the roles are made."""
+    models: Mapping[str, str]
+    """Role -> directory of its model."""
     placement: Mapping[str, str]
     """Role -> pool."""
     reads: Mapping[str, Sequence[str]]
@@ -78,22 +80,21 @@ def make_plan(config: Config, directory: Path) -> Plan:
     """
     algorithm = choose("algorithm", config.algorithm)
     instance = algorithm.resolved.object(algorithm.config)
-    roles = _roles(instance.roles())
+    roles = _roles(config, instance)
     workers = {role.name: resolve("worker", role.worker) for role in roles}
     placement = place(config, [role.name for role in roles])
-    rewards = reward_specs(config)
+    rewards = reward_specs(config) if "reward" in workers else ()
     prompts = load_prompts(config, config.data.train)
     eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(rewards, data)
+        _check_demonstrations(config, getattr(instance, "demonstrations", ()), data)
     _check_columns(config, instance, workers, prompts)
     if getattr(instance, "compares_samples", False) and config.sampling.samples_per_prompt == 1:
         logger.warning(
             "algorithm '%s' compares the samples of a prompt, and there is one: nothing is learned; sampling.samples_per_prompt=8",
             config.algorithm.name,
         )
-    if "critic" in workers and config.critic.path:
-        check_directory(config.critic.path, "critic.path")
     if config.transfer != "auto":
         resolve("transfer", config.transfer)
     return Plan(
@@ -105,8 +106,9 @@ def make_plan(config: Config, directory: Path) -> Plan:
         trackers=tuple(choose("tracker", choice, section="trackers") for choice in config.trackers),
         rewards=rewards,
         workers=workers,
+        models=_models(config, roles),
         placement=placement,
-        reads={role: _travelling(columns) for role, columns in instance.reads().items()},
+        reads={role: _travelling(columns, instance) for role, columns in instance.reads().items()},
         prompts=prompts,
         eval_prompts=eval_prompts,
         resume=_find_checkpoint(config, directory, workers),
@@ -154,12 +156,42 @@ def _check_local(config: Config, placement: Mapping[str, str]) -> None:
             )
 
 
-def _roles(asked: Sequence[RoleSpec]) -> list[RoleSpec]:
-    """Those that the algorithm asks for, and the ones that every run has; trained roles first."""
-    roles = {role.name: role for role in (*asked, *_ALWAYS)}
+def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
+    """Those that the algorithm asks for, and the ones that every run has; trained roles first.
+
+    What the algorithm does without is there all the same when samples are scored: by evaluation, or to be seen.
+    """
+    without = set(_without(algorithm))
+    if config.data.eval and not hasattr(algorithm, "evaluate"):
+        without = set()
+    elif config.reward.items and "rollout" not in without:
+        without -= {"reward"}
+    roles = {role.name: role for role in (*algorithm.roles(), *(r for r in _ALWAYS if r.name not in without))}
     if "actor" not in roles:
         raise ConfigError("the algorithm asks for no role 'actor'; its roles() must name one")
     return sorted(roles.values(), key=lambda role: role.name not in TRAINED)
+
+
+def _without(algorithm: Any) -> Sequence[str]:
+    """Names of `_ALWAYS` that an algorithm does not need."""
+    return tuple(getattr(algorithm, "without", ()))
+
+
+def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
+    """Role -> directory of its model; one that is not the actor's must be there and speak the same tokens."""
+    models = {}
+    for role in roles:
+        own = config.critic.path if role.name == "critic" else role.model
+        setting = "critic.path" if role.name == "critic" else f"algorithm.{role.name}"
+        models[role.name] = own or config.model.path
+        if own and check_directory(own, setting) != check_directory(config.model.path):
+            vocabulary, wanted = (load_tokenizer(path).get_vocab() for path in (own, config.model.path))
+            if vocabulary != wanted:
+                raise ConfigError(
+                    f"{setting}={own} has another tokenizer than model.path={config.model.path}\n"
+                    "Both read the same token ids: choose models of one family."
+                )
+    return models
 
 
 def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
@@ -184,6 +216,24 @@ def _check_rewards(rewards: Sequence[RewardSpec], data: Prompts) -> None:
         check_columns(spec.name, build_reward(spec), columns, data.name)
 
 
+def _check_demonstrations(config: Config, columns: Sequence[str], data: Prompts) -> None:
+    """Every column that an algorithm reads as responses is in the data set and holds texts."""
+    for name in columns:
+        if name not in data.batch:
+            known = [column for column in data.batch.columns if data.batch.level(column) == "object"]
+            raise ConfigError(
+                f"algorithm '{config.algorithm.name}' learns from column '{name}', which {data.name} does not have."
+                f"{did_you_mean(name, known)}\nIt has: {', '.join(known)}. Rename one:  'data.rename={{COLUMN: {name}}}'"
+            )
+        values = data.batch[name]
+        bad = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
+        if bad is not None:
+            raise ConfigError(
+                f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, and algorithm '{config.algorithm.name}'"
+                " learns from texts\nFill it, or remove the row."
+            )
+
+
 def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolved], prompts: Prompts) -> None:
     """Every column that a loss reads is written by some role of this run, or by the algorithm itself."""
     written = {*algorithm.writes(), *prompts.batch.columns}
@@ -202,9 +252,10 @@ def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolve
             )
 
 
-def _travelling(columns: Sequence[str]) -> tuple[str, ...]:
-    """What an update gets: what the loss reads, and what every model needs."""
-    return tuple(dict.fromkeys(["input_ids", "loss_mask", "rollout_log_probs", *columns]))
+def _travelling(columns: Sequence[str], algorithm: Any) -> tuple[str, ...]:
+    """What an update gets: what the loss reads, what every model needs, and what shows how far the engine is off."""
+    engine = [] if "rollout" in _without(algorithm) else ["rollout_log_probs"]
+    return tuple(dict.fromkeys(["input_ids", "loss_mask", *engine, *columns]))
 
 
 def _find_checkpoint(config: Config, directory: Path, workers: Collection[str]) -> Checkpoint | None:

@@ -6,7 +6,7 @@ Besides the groups it offers two steps that every algorithm needs and that carry
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,9 @@ class Roles:
         self.metrics: Metrics = {}
         """What `generate` and `score` counted since the last `take_metrics`."""
         self.transfer: Transfer | None = None
+        self.issue: Callable[[int], Batch] | None = None
+        """Takes further prompts from the data."""
+        self._num_samples = self._num_tokens = 0
         self._reward_config = reward
         self._on_scored = on_scored
 
@@ -70,9 +73,21 @@ class Roles:
 
     def generate(self, prompts: Batch) -> Batch:
         """Draw the configured number of samples for each prompt, side by side in prompt order."""
-        samples = self.rollout.generate(prompts, self.sampling, self.samples_per_prompt)
-        lengths = samples.fetch("num_loss_tokens").double()
-        self._note("response_length/mean", lengths.sum(), len(lengths))
+        return self._counted(self.rollout.generate(prompts, self.sampling, self.samples_per_prompt))
+
+    def more_prompts(self, count: int) -> Batch:
+        """Further prompts for this step, in place of some whose samples are not used."""
+        assert self.issue is not None, "roles without data"
+        return self.issue(count)
+
+    def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
+        """Samples whose responses are texts of the data: one for each of these columns, side by side in prompt order.
+
+        Their columns are those of `generate`, without what only an engine knows: rollout_log_probs, policy_version.
+        """
+        limit = self.sampling.max_response_tokens
+        samples = self._counted(self.actor.demonstrations(prompts, tuple(columns), limit))
+        self._note("response_length/truncated", samples.fetch("truncated").sum(), len(samples))
         return samples
 
     def score(self, samples: Batch) -> Batch:
@@ -101,14 +116,26 @@ class Roles:
         return scored.with_rows(reward=values).take(np.flatnonzero(keep))
 
     def sync(self, version: int) -> None:
-        """Bring the actor's weights to the rollout as `version`."""
-        assert self.transfer is not None, "roles without a transfer"
-        self.transfer.send(version)
+        """Bring the actor's weights to the rollout as `version`, where there is one."""
+        if self.transfer is not None:
+            self.transfer.send(version)
 
     def take_metrics(self) -> Metrics:
         """What was counted; counting starts anew."""
         taken, self.metrics = self.metrics, {}
         return taken
+
+    def take_used(self) -> tuple[int, int]:
+        """Samples drawn or read, and their tokens; counting starts anew."""
+        used = self._num_samples, self._num_tokens
+        self._num_samples = self._num_tokens = 0
+        return used
+
+    def _counted(self, samples: Batch) -> Batch:
+        self._num_samples += len(samples)
+        self._num_tokens += samples.num_tokens
+        self._note("response_length/mean", samples.fetch("num_loss_tokens").double().sum(), len(samples))
+        return samples
 
     def _note(self, name: str, total: Any, weight: float) -> None:
         self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + Mean(float(total), float(weight))

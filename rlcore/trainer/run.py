@@ -58,17 +58,20 @@ class Run:
     """Package -> version of everything that takes part, written into checkpoints."""
     roles: Roles = field(init=False)
     counters: Counters = field(default_factory=Counters)
+    positions: list[int] = field(default_factory=list)
+    """In the ledger, of the prompts of this step."""
     scored: Batch | None = None
     """The samples of this step, as scored, before any was dropped."""
+    warned_of_gap: bool = False
     stop_requested: bool = False
 
-    def next_prompts(self) -> tuple[Batch, list[int]]:
-        """Prompts of the next step, and their positions in the ledger."""
-        issued = self.loader.issue(self.config.trainer.prompts_per_step)
-        prompts = self.prompts.take([item.prompt_id for item in issued]).with_rows(
+    def next_prompts(self, count: int) -> Batch:
+        """Prompts for this step, noted in `positions`."""
+        issued = self.loader.issue(count)
+        self.positions += [item.position for item in issued]
+        return self.prompts.take([item.prompt_id for item in issued]).with_rows(
             group_id=[item.position for item in issued], seed=[item.request_seed for item in issued]
         )
-        return prompts, [item.position for item in issued]
 
     def note_scored(self, samples: Batch) -> None:
         """The samples of this step have their rewards."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
-from rlcore.models.load import copy_tokenizer
+from rlcore.models.load import copy_tokenizer, load_tokenizer
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
 from rlcore.types import Counts, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore.workers.averaging import reduce_metrics, reduce_terms
 from rlcore.workers.base import Worker
+from rlcore.workers.demonstrations import demonstrate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,11 @@ class ModelWorker(Worker):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters, streamed; called by the host when weights travel."""
         return self.backend.weights()
+
+    @dispatch("dp")
+    def demonstrations(self, prompts: Batch, columns: Sequence[str], max_tokens: int) -> Batch:
+        """Samples from texts of the data, one for each of these columns."""
+        return demonstrate(prompts, columns, load_tokenizer(self.options.model.path), max_tokens)
 
     @dispatch("all")
     def offload(self) -> None:

@@ -50,7 +50,7 @@ class RolloutWorker(Worker):
         """
         requests = _requests(prompts, sampling, samples_per_prompt)
         samples = asyncio.run(_drain(self.engine, requests))
-        return _samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
+        return samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace the engine's weights; called by the host when weights travel."""
@@ -90,7 +90,7 @@ async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:
     return [by_request[request.request_id] for request in requests]
 
 
-def _samples_batch(
+def samples_batch(
     prompts: Batch, samples_per_prompt: int, requests: Sequence[Request], samples: Sequence[Sample]
 ) -> Batch:
     """One row per sample; `prompts` has been repeated to match."""

@@ -1,0 +1,105 @@
+"""Are the settings of a run in order? Each check looks at one thing, so that all that is wrong is said at once.
+
+Called by rlcore/cli/isolated.py, in a process of its own, for `rlcore doctor key=value ...`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rlcore.cli.machine import Fault, Remark
+from rlcore.errors import ModelError, UserError
+
+if TYPE_CHECKING:
+    from rlcore.config.schema import Config
+
+
+def check_settings(name: str, settings: Sequence[str], _: str) -> str:
+    """Do one check of CHECKS; what the user can mend is a Fault with the line to type."""
+    from rlcore.config.compose import compose
+    from rlcore.quickstart import locate_assets
+
+    try:
+        config = locate_assets(compose(settings, complete=False).config)
+    except UserError as error:
+        if name != "settings":
+            raise Remark("not looked at, as the settings are wrong") from error
+        raise _fault(error) from error
+    try:
+        return _plan(settings) if name == "plan" else CHECKS[name](config)
+    except UserError as error:
+        raise _fault(error) from error
+
+
+def _fault(error: UserError) -> Fault:
+    what, _, rest = str(error).partition("\n")
+    return Fault(what, rest.removeprefix("Type ").strip()) if rest.startswith("Type ") else Fault(str(error))
+
+
+def _given(value: str, setting: str) -> str:
+    from rlcore.config.compose import REQUIRED
+
+    if value == REQUIRED:
+        raise Remark("not given", f"rlcore doctor {setting}=...")
+    return value
+
+
+def _model(config: Config) -> str:
+    from rlcore.models.load import check_directory
+    from rlcore.trainer.memory import ModelSize
+
+    size = ModelSize.read(check_directory(_given(config.model.path, "model.path")))
+    return f"{config.model.path}: {size.num_parameters / 1e6:,.2f} M parameters"
+
+
+def _tokenizer(config: Config) -> str:
+    from rlcore.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(_given(config.model.path, "model.path"))
+    return f"{len(tokenizer):,} tokens, {'with' if tokenizer.chat_template else 'without'} a chat template"
+
+
+def _data(config: Config) -> str:
+    from rlcore.models.load import load_tokenizer
+    from rlcore.registry import resolve
+    from rlcore.trainer.prompts import load_prompts
+
+    files = [_given(config.data.train, "data.train"), *filter(None, [config.data.eval])]
+    for file in files:
+        resolve("dataset", config.data.dataset).object(file, config.data)
+    try:
+        load_tokenizer(_given(config.model.path, "model.path"))
+    except (ModelError, Remark) as error:
+        raise Remark(f"{', '.join(files)} can be read; without a tokenizer the prompts are not looked at") from error
+    return "; ".join(f"{it.name}: {len(it.batch):,} prompts" for it in (load_prompts(config, file) for file in files))
+
+
+def _reward(config: Config) -> str:
+    from rlcore.rewards.scorer import build_reward
+    from rlcore.trainer.plan import reward_specs
+
+    specs = reward_specs(config)
+    for spec in specs:
+        build_reward(spec)
+    return ", ".join(f"{spec.name} ({spec.target})" for spec in specs)
+
+
+def _plan(settings: Sequence[str]) -> str:
+    """What `rlcore train --dry-run` checks, and that this machine holds it."""
+    from rlcore.cli.train import check_devices, plan_run
+
+    plan, _ = plan_run(settings)
+    check_devices(plan)
+    return (
+        f"{', '.join(plan.workers)} on {len(set(plan.placement.values()))} pool(s), runtime {plan.config.runtime.name}"
+    )
+
+
+CHECKS: dict[str, Callable[[Config], str]] = {
+    "settings": lambda _: "composed",
+    "model": _model,
+    "tokenizer": _tokenizer,
+    "data": _data,
+    "reward": _reward,
+}

@@ -1,0 +1,117 @@
+"""What every engine outside this package checks: may this request run, and did a whole set of weights come?
+
+For plugins whose engine is another library: it knows neither the core's errors nor what the core promises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.errors import ModelError, NumericalError, SampleError
+from rlcore.types import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an engine can take. Example: Limits(vocab_size=512, context_length=256, end_ids=(2,))"""
+
+    vocab_size: int
+    context_length: int
+    """Tokens of prompt and response together."""
+    end_ids: tuple[int, ...]
+    """End-of-sequence tokens of the model."""
+
+    def room(self, request: Request) -> int:
+        """Most tokens that the response may have.
+
+        Raises:
+            SampleError: the request cannot run.
+        """
+        name, asked, num_prompt = f"request {request.request_id}", request.sampling, len(request.prompt_ids)
+        if not num_prompt:
+            raise SampleError(f"{name} has an empty prompt\nGive it one token at least, such as the tokenizer's bos.")
+        wrong = [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]
+        if wrong:
+            raise SampleError(
+                f"{name}: token id {wrong[0]} is not among the {self.vocab_size} of the model\n"
+                "Use the tokenizer of model.path for the prompts."
+            )
+        if asked.max_response_tokens < 1:
+            raise SampleError(f"{name}: max_response_tokens={asked.max_response_tokens}\nAsk for one token at least.")
+        if num_prompt >= self.context_length:
+            raise SampleError(
+                f"{name}: a prompt of {num_prompt} tokens leaves no room in a context of {self.context_length}\n"
+                f"Type  data.max_prompt_tokens={self.context_length - 1} data.overlong=drop"
+            )
+        return min(asked.max_response_tokens, self.context_length - num_prompt)
+
+
+def read_limits(path: str, context_length: int = 0) -> Limits:
+    """The limits that a model directory states; `context_length` is a lower one that the user asks for."""
+    from transformers import AutoConfig, GenerationConfig
+
+    text = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
+    configs: list[Any] = [text]
+    if (Path(path) / "generation_config.json").is_file():
+        configs.insert(0, GenerationConfig.from_pretrained(path, local_files_only=True))
+    found = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), ())
+    own = getattr(text, "max_position_embeddings", None) or context_length or 2048
+    return Limits(
+        vocab_size=int(text.vocab_size),
+        context_length=min(own, context_length or own),
+        end_ids=(found,) if isinstance(found, int) else tuple(found),
+    )
+
+
+def check_finite(request: Request, log_probs: Sequence[float]) -> None:
+    """Raise NumericalError, with the position, when an engine computed something that is not finite."""
+    for position, log_prob in enumerate(log_probs, start=len(request.prompt_ids)):
+        if not math.isfinite(log_prob):
+            raise NumericalError(
+                f"request {request.request_id}: the model's logits are not finite at position {position}\n"
+                "Look for NaN or infinity in the weights of the last update."
+            )
+
+
+class ExpectedWeights:
+    """Names and shapes of the parameters of a model directory; tied ones count once, whichever name comes."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self._identity = {name: id(parameter) for name, parameter in parameters.items()}
+
+    def checked(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
+        """The same weights, one after the other.
+
+        Raises:
+            ModelError: one is unknown or has another shape, or at the end some are missing.
+        """
+        missing = {identity: name for name, identity in reversed(self._identity.items())}
+        for name, tensor in weights:
+            if self._shapes.get(name) != tuple(tensor.shape):
+                here = self._shapes.get(name, "unknown")
+                raise _unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
+            missing.pop(self._identity[name], None)
+            yield name, tensor.detach()
+        if missing:
+            raise _unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
+
+
+def _unfit(version: int, reason: str) -> ModelError:
+    return ModelError(
+        f"version {version} of the weights does not fit the rollout: {reason}\n"
+        "Give trainer and rollout the same model.path, and load a whole set of weights."
+    )

@@ -1,0 +1,442 @@
+"""The command line: help that can be typed, exit codes, and each command on a real run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli import COMMANDS, isolated, main
+from rlcore.cli.doctor import SETTINGS, Finding, check_all
+from rlcore.cli.settings import check_settings
+from rlcore.config.compose import compose
+from rlcore.config.schema import Config
+from rlcore.errors import UserError
+from rlcore.hooks.manager import Hooks
+from rlcore.trainer.launch import launch
+from tests.distributions import rlcore
+
+TINY = [
+    *("preset=quickstart", "trainer.steps=1", "trainer.prompts_per_step=4", "sampling.samples_per_prompt=2"),
+    *("eval.max_prompts=4", "runtime=local", "trackers=jsonl", "run.name=r"),
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quickstart_assets():
+    """Made once; kept across runs of the tests where the user's cache is."""
+    os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Path:
+    """A folder with the run `r` of one step; tests read it and leave it as it is."""
+    folder = tmp_path_factory.mktemp("outputs")
+    assert main(["train", *TINY, f"run.directory={folder}"]) == 0
+    return folder
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def helped(capsys, command: str) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def examples(text: str) -> list[list[str]]:
+    """The lines of a help text that begin with `rlcore`, without the words of explanation beside them."""
+    lines = [line.strip() for line in text.splitlines() if line.startswith("  rlcore ")]
+    return [shlex.split(re.split(r" {2,}| \| | > |; then", line)[0])[1:] for line in lines]
+
+
+def test_the_reader_of_examples_leaves_out_the_words_beside_them():
+    text = "x:\n  rlcore train a=b    and more\n  rlcore config c=d > run.yaml     keep it; then: rlcore train\n  python x\n"
+
+    assert examples(text) == [["train", "a=b"], ["config", "c=d"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_examples_that_its_parser_takes(capsys, monkeypatch, command):
+    found = examples(helped(capsys, command))
+    assert found, "no example"
+    seen = []
+    monkeypatch.setattr("argparse.ArgumentParser.error", lambda self, message: pytest.fail(message))
+    module = importlib.import_module(f"rlcore.cli.{command.replace('-', '_')}")
+
+    class Taken(Exception):
+        pass
+
+    def stop(self, *arguments, **options):
+        seen.append(parse(self, *arguments, **options))
+        raise Taken
+
+    import argparse
+
+    parse = argparse.ArgumentParser.parse_known_args
+    for name, *arguments in found:
+        assert name == command
+        words = [word for word in arguments if word != "..."]
+        monkeypatch.setattr("argparse.ArgumentParser.parse_args", stop)
+        monkeypatch.setattr("argparse.ArgumentParser.parse_intermixed_args", stop)
+        with pytest.raises(Taken):
+            module.main(words)
+    assert [rest for _, rest in seen if rest] == []
+
+
+def settings_of_examples() -> list[list[str]]:
+    """The settings in every help text, with placeholders replaced by what is there."""
+    found = []
+    for command in ("train", "eval", "config", "doctor"):
+        module = importlib.import_module(f"rlcore.cli.{command}")
+        for _, *words in examples(module._EXAMPLES):
+            settings = [word for word in words if re.match(r"[\w.]+=", word)]
+            if settings:
+                found.append(settings)
+    return found
+
+
+@pytest.mark.parametrize("settings", settings_of_examples(), ids=" ".join)
+def test_the_settings_of_every_example_compose(settings):
+    compose(settings, complete=False)
+
+
+def test_there_are_examples_to_compose():
+    assert len(settings_of_examples()) >= 8
+
+
+@pytest.mark.parametrize("command", [[], ["-h"], ["--help"], ["help"]], ids=str)
+def test_help_lists_every_command_with_an_example(capsys, command):
+    assert main(command) == 0
+
+    out = capsys.readouterr().out
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", out, re.MULTILINE)
+    assert "example: rlcore train preset=quickstart" in out
+
+
+def test_python_m_rlcore_is_the_command(tmp_path):
+    from rlcore import __version__
+
+    done = rlcore("--version", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"rlcore {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--version"], 0),
+        (["list-plugins", "--kind", "tracker"], 0),
+        (["train", "trainer.step=1"], 2),
+        (["train", "--unknown"], 2),
+        (["trian"], 2),
+        (["doctor", "no-such-package"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_exit_codes_as_a_shell_sees_them(tmp_path, arguments, code):
+    done = rlcore(*arguments, cwd=tmp_path)
+
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_has_exit_code_1_and_says_where(tmp_path, capsys):
+    (tmp_path / "bad.py").write_text("def score(completion):\n    raise OSError('no licence')\n")
+
+    code = main(["train", *TINY, f"run.directory={tmp_path}", f"reward={tmp_path}/bad.py:score"])
+
+    assert code == 1
+    assert "OSError: no licence (bad.py:2)" in capsys.readouterr().err
+
+
+def test_an_interrupt_has_exit_code_130(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlcore.cli._command", interrupted)
+
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_dry_run_says_the_plan_and_starts_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("a process was started"))
+    monkeypatch.chdir(tmp_path)
+    loaded_before = "ray" in sys.modules
+
+    code = main(["train", "preset=quickstart", "algorithm.kl.coefficient=0.1", "--dry-run"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert ("ray" in sys.modules) == loaded_before
+    lines = [line for line in out.splitlines() if not line.startswith("quickstart:")]
+    first_words = [line.split()[0] for line in lines]
+    wanted = ["run", "model", "data", "eval", "algorithm", "backend", "rollout", "reward", "runtime", "step"]
+    assert first_words == [*wanted, *["role"] * 4, "dry"]
+    roles = {line.split()[1]: line for line in lines if line.startswith("role")}
+    assert list(roles) == ["actor", "reference", "rollout", "reward"]
+    for role in ("actor", "reference", "rollout"):
+        assert re.search(r"pool main \(1 × 1 auto\) +[\d.]+ [KM]B per device$", roles[role])
+    assert "64 prompts × 8 samples = 512 rows" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["preset=quickstart", "algorithm=ppo", "placement=split"]], ids=["", "ppo"])
+def test_a_printed_config_is_a_preset_that_gives_the_same_config(tmp_path, capsys, arguments):
+    given = [*arguments, *([] if arguments else ["model.path=DIR", "data.train=FILE"])]
+    assert main(["config", *given]) == 0
+    (tmp_path / "run.yaml").write_text(capsys.readouterr().out)
+
+    assert main(["config", f"preset={tmp_path}/run.yaml", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert main(["config", *given, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+
+    assert again["config"] == first["config"]
+    assert list(first["config"]) == list(Config.__dataclass_fields__)
+    assert again["overrides"] == [f"preset={tmp_path}/run.yaml"]
+
+
+def test_the_config_says_who_gave_what_and_what_is_still_to_give(capsys):
+    assert main(["config", "algorithm=dapo", "trainer.steps=7"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "  path: ???" in lines
+    (algorithm,) = [line for line in lines if line.startswith("algorithm:")]
+    (trainer,) = [line for line in lines if line.startswith("trainer:")]
+    assert "algorithm=dapo (rlcore); plugin of rlcore " in algorithm
+    assert trainer.endswith("# command line")
+
+
+def test_a_checkpoint_is_scored_with_the_settings_of_its_run(outputs, tmp_path, capsys):
+    before = files(outputs)
+    capsys.readouterr()
+
+    assert main(["eval", str(outputs / "r"), "--json", "--samples", str(tmp_path / "new" / "samples.jsonl")]) == 0
+
+    numbers = json.loads(capsys.readouterr().out)
+    last = json.loads((outputs / "r" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert numbers["eval/samples"] == 4
+    assert {name: numbers[name] for name in numbers if name != "seconds"} == {
+        name: value for name, value in last.items() if name.startswith("eval/")
+    }, "greedy, same weights, same prompts: what the run itself measured at its end"
+    samples = [json.loads(line) for line in (tmp_path / "new" / "samples.jsonl").read_text().splitlines()]
+    assert sum(sample["reward"] for sample in samples) / 4 == pytest.approx(numbers["eval/reward"])
+    assert files(outputs) == before, "eval leaves the run alone"
+
+
+def test_a_model_directory_is_scored_like_the_checkpoint_that_it_came_from(outputs, tmp_path, capsys):
+    assert main(["export", str(outputs / "r"), str(tmp_path / "model")]) == 0
+    capsys.readouterr()
+
+    assert (
+        main(["eval", str(tmp_path / "model"), "preset=quickstart", "runtime=local", "eval.max_prompts=4", "--json"])
+        == 0
+    )
+    of_model = json.loads(capsys.readouterr().out)
+    assert main(["eval", str(outputs / "r" / "checkpoints" / "step_000001"), "--json"]) == 0
+    of_checkpoint = json.loads(capsys.readouterr().out)
+
+    assert of_model | {"seconds": 0} == of_checkpoint | {"seconds": 0}
+
+
+def test_settings_of_an_evaluation_can_be_changed_and_shown_in_words(outputs, capsys):
+    capsys.readouterr()
+    code = main(["eval", str(outputs / "r"), "eval.samples_per_prompt=3", "eval.temperature=1", "eval.max_prompts=2"])
+
+    shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert code == 0
+    assert shown["samples"] == "6"
+    assert {"reward", "pass_rate", "pass_at_k", "response_length", "seconds"} <= set(shown)
+
+
+def test_an_exported_checkpoint_loads_in_transformers_with_the_logits_of_the_trained_model(outputs, tmp_path, capsys):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from rlcore.quickstart import locate
+    from rlcore.trainer.export import find_checkpoint
+
+    target = tmp_path / "models" / "sorter"
+    capsys.readouterr()
+    assert main(["export", str(outputs / "r"), str(target)]) == 0
+
+    assert capsys.readouterr().out == f"actor of step 1: {target}\n"
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    ids = torch.tensor([tokenizer("sort 42913=")["input_ids"]])
+
+    def logits(directory: Path) -> torch.Tensor:
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)(ids).logits
+
+    exported = logits(target)
+    assert torch.equal(exported, logits(find_checkpoint(outputs / "r").path / "actor"))
+    assert not torch.equal(exported, logits(Path(locate("quickstart:model")))), "the step changed the model"
+    assert [path.name for path in target.parent.iterdir()] == ["sorter"], "nothing half written is left"
+
+
+class Silent:
+    """A tracker that notes what is asked of it."""
+
+    Config = None
+    calls: list[str] = []  # noqa: RUF012
+
+    def __init__(self, config, run) -> None: ...
+
+    def start(self, config, *, resume_step) -> None:
+        self.calls.append("start")
+
+    def log(self, step, metrics) -> None: ...
+
+    def log_samples(self, step, samples) -> None: ...
+
+    def finish(self, summary) -> None:
+        self.calls.append(f"finish: {summary['error']}")
+
+
+class Refuses(Silent):
+    def start(self, config, *, resume_step) -> None:
+        super().start(config, resume_step=resume_step)
+        raise UserError("no account\nType  login")
+
+
+class Unreached(Silent):
+    def start(self, config, *, resume_step) -> None:
+        raise AssertionError("a tracker after the one that failed was started")
+
+
+def test_a_start_that_fails_finishes_the_trackers_that_were_started(tmp_path):
+    from rlcore.cli.train import plan_run
+
+    trackers = f"trackers=[{','.join(f'{Path(__file__)}:{name}' for name in ('Silent', 'Refuses', 'Unreached'))}]"
+    given = [item for item in TINY if not item.startswith("trackers")]
+    plan, _ = plan_run([*given, trackers, f"run.directory={tmp_path}"])
+
+    with pytest.raises(UserError, match="no account"):
+        launch(plan, Hooks())
+
+    calls = plan.trackers[0].resolved.object.calls
+    assert calls == ["start", "start", "finish: UserError: no account", "finish: UserError: no account"]
+
+
+def judged(*settings: str) -> dict[str, dict]:
+    """What the child process of the doctor would answer."""
+    return {name: isolated._answer(partial(check_settings, name, settings), ".") for name in SETTINGS}
+
+
+def test_doctor_finds_the_settings_of_a_run_in_order(assets, tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "One day", "answer": "a"}\n')
+    found = judged(
+        f"model.path={assets}/models/stories260k",
+        f"data.train={tmp_path}/d.jsonl",
+        "reward=exact_match",
+        "runtime=local",
+        f"run.directory={tmp_path}/runs",
+    )
+
+    assert {name: finding["status"] for name, finding in found.items()} == dict.fromkeys(SETTINGS, "ok")
+    assert "0.26 M parameters" in found["model"]["detail"]
+    assert found["tokenizer"]["detail"] == "512 tokens, without a chat template"
+    assert found["data"]["detail"] == f"{tmp_path}/d.jsonl: 1 prompts"
+    assert found["reward"]["detail"] == "exact_match (rlcore.rewards.match:ExactMatch)"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_doctor_says_all_that_is_wrong_at_once(assets, tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "One day"}\n{\n')
+    found = judged(f"model.path={tmp_path}/nowhere", f"data.train={tmp_path}/d.jsonl", f"reward={tmp_path}/r.py:score")
+
+    assert {name: finding["status"] for name, finding in found.items()} == {
+        "settings": "ok",
+        **dict.fromkeys(["model", "tokenizer", "data", "reward", "plan"], "broken"),
+    }
+    assert "there is no such directory" in found["model"]["detail"]
+    assert f"{tmp_path}/d.jsonl:2: not valid JSON" in found["data"]["detail"]
+    assert f"there is no file {tmp_path}/r.py" in found["reward"]["detail"]
+
+
+def test_doctor_goes_on_with_half_of_the_settings(assets):
+    found = judged(f"model.path={assets}/models/stories260k", "reward=exact_match")
+
+    assert {name: finding["status"] for name, finding in found.items()} == {
+        **dict.fromkeys(["settings", "model", "tokenizer", "reward"], "ok"),
+        "data": "warning",
+        "plan": "broken",
+    }
+    assert found["data"]["fix"] == "rlcore doctor data.train=..."
+    assert found["plan"]["fix"].startswith("data.train=train.jsonl")
+
+
+def test_doctor_blames_a_misspelt_setting_and_nothing_else():
+    found = judged("preset=quickstart", "trainer.step=3")
+
+    assert found["settings"]["status"] == "broken"
+    assert found["settings"]["detail"].startswith("trainer.step: no such setting. Did you mean 'steps'?")
+    assert {finding["status"] for name, finding in found.items() if name != "settings"} == {"warning"}
+
+
+def test_doctor_refuses_a_plan_that_this_machine_cannot_hold():
+    found = judged("preset=quickstart", "pools.main.nodes=2")
+
+    assert {name for name, finding in found.items() if finding["status"] == "broken"} == {"plan"}
+    assert "1 CPU on each of 2 nodes; the cluster has " in found["plan"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("check", "variables", "status", "detail", "fix"),
+    [
+        ("network", {}, "ok", r"lo \(127\.0\.0\.1:\d+\) reaches itself", ""),
+        ("network", {"GLOO_SOCKET_IFNAME": "eth77"}, "broken", "GLOO_SOCKET_IFNAME=eth77; there are ", "unset GLOO_SOCKET_IFNAME"),
+        ("temporary files", {}, "ok", r"GiB free for /", ""),
+    ],
+    ids=["network", "an interface that is not there", "temporary files"],
+)  # fmt: skip
+def test_doctor_tries_what_a_run_will_need(monkeypatch, check, variables, status, detail, fix):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    (found,) = check_all([Finding(kind="machine", name=check)], 60.0, ".")
+
+    assert found.status == status, found
+    assert re.search(detail, found.detail)
+    assert found.fix == fix
+
+
+def test_doctor_says_where_temporary_files_cannot_be_written(monkeypatch):
+    from rlcore.cli import machine
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+
+    with pytest.raises(machine.Fault, match=r"no temporary file can be written: .*No space left") as caught:
+        machine.CHECKS["temporary files"]("")
+    assert caught.value.fix == "export TMPDIR=DIR"
+
+
+def test_doctor_goes_on_where_ray_is_not_installed(monkeypatch):
+    from rlcore.cli import machine
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "rlcore.controller.ray_runtime", raising=False)
+
+    with pytest.raises(
+        machine.Remark, match="runtime=ray needs Ray, which is not installed; only runtime=local"
+    ) as caught:
+        machine.CHECKS["ray start"]("")
+    assert caught.value.fix == "pip install ray"

@@ -1,0 +1,229 @@
+"""The wheel: what is in it, that it works where nothing else of the core is, and what its commands cost."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tests.distributions import environment
+from tests.test_layers import LIGHT, imports
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = ("torch", "ray", "hydra", "omegaconf", "transformers", "numpy", "tensordict", "rich")
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy, so that no build folder is left in the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("rlcore", "tests"):
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
+    for name in ("pyproject.toml", PROJECT["readme"]):
+        shutil.copy(ROOT / name, folder / "source")
+    pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "source"))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def contents(wheel) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory) -> Path:
+    """A folder with the core, and no other package."""
+    target = tmp_path_factory.mktemp("installed")
+    pip("install", "--no-index", "--no-deps", "--target", str(target), str(wheel))
+    return target
+
+
+@pytest.fixture(scope="session")
+def readers(tmp_path_factory) -> Path:
+    """A folder with the readers of package metadata that light commands may load, and no other package."""
+    folder = tmp_path_factory.mktemp("readers")
+    for name in LIGHT:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            origin = Path(spec.origin)
+            source = origin.parent if origin.name == "__init__.py" else origin
+            (folder / source.name).symlink_to(source)
+    return folder
+
+
+def alone(installed: Path, readers: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python without site-packages: whatever else is imported is not there."""
+    env = environment() | {"PYTHONPATH": f"{installed}:{readers}"}
+    return subprocess.run(
+        [sys.executable, "-S", *arguments],
+        env=env,
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def metadata(contents: dict[str, bytes], name: str) -> str:
+    (path,) = (path for path in contents if path.endswith(f".dist-info/{name}"))
+    return contents[path].decode()
+
+
+def test_the_wheel_holds_the_package_with_its_yaml_and_no_tests(contents):
+    wanted = {
+        str(path.relative_to(ROOT))
+        for pattern in ("*.py", "*.yaml", "py.typed")
+        for path in (ROOT / "rlcore").rglob(pattern)
+    }
+    found = {name for name in contents if ".dist-info/" not in name}
+
+    assert found == wanted
+    assert "rlcore/config/conf/preset/quickstart.yaml" in found
+    assert "rlcore/py.typed" in found, "authors of plugins check their types against the core's"
+    assert [name for name in contents if re.search(r"(^|/)(tests?|conftest\.py|test_\w+\.py)(/|$)", name)] == []
+
+
+def test_the_wheel_is_pure_and_has_the_version_of_the_package(wheel):
+    from rlcore import __version__
+
+    assert wheel.name == f"rlcore-{__version__}-py3-none-any.whl"
+
+
+def test_the_entry_points_are_those_of_the_project(contents):
+    import configparser
+
+    found = configparser.ConfigParser(delimiters="=")
+    found.optionxform = str  # type: ignore[assignment]
+    found.read_string(metadata(contents, "entry_points.txt"))
+
+    wanted = {"console_scripts": PROJECT["scripts"], **PROJECT["entry-points"]}
+    assert {group: dict(found[group]) for group in found.sections()} == wanted
+
+
+def test_every_entry_point_has_its_module_in_the_wheel(contents):
+    targets = {target for group in PROJECT["entry-points"].values() for target in group.values()}
+    modules = [target.partition(":")[0].replace(".", "/") for target in targets]
+
+    assert [it for it in modules if not {f"{it}.py", f"{it}/__init__.py"} & set(contents)] == []
+
+
+BROUGHT = {"omegaconf": "hydra-core", "yaml": "hydra-core", "hydra": "hydra-core"}
+"""Module -> the requirement that brings it, where the names differ."""
+OF_OTHERS = {"pytest"}
+"""`rlcore.testing` is for test suites, and these have it."""
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported(contents):
+    required = Parser().parsestr(metadata(contents, "METADATA")).get_all("Requires-Dist")
+    always = {re.match(r"[\w-]+", line)[0] for line in required if "extra ==" not in line}
+    extras = {re.match(r"[\w-]+", line)[0] for line in required if "extra ==" in line}
+    modules = {
+        name.partition(".")[0]
+        for path in (ROOT / "rlcore").rglob("*.py")
+        for name in imports(ast.parse(path.read_text()))
+    } - {"rlcore", "__future__", *sys.stdlib_module_names}
+    packages = {BROUGHT.get(name, name.replace("_", "-")) for name in modules - OF_OTHERS}
+
+    assert packages - extras == always
+    assert packages <= always | extras
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["list-plugins"], ["train", "--help"]], ids=" ".join)
+def test_a_light_command_runs_where_only_the_wheel_and_readers_of_metadata_are(installed, readers, arguments):
+    program = (
+        "import sys; from rlcore.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print('\\nloaded', *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = alone(installed, readers, "-c", program, *arguments)
+
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.rpartition("\nloaded")[2].split())
+    assert loaded - {*sys.stdlib_module_names, "__main__", "rlcore"} <= LIGHT
+    assert not loaded & set(HEAVY)
+
+
+def test_the_installed_command_lists_every_plugin_of_the_wheel(installed, readers):
+    done = alone(installed, readers, str(installed / "bin" / "rlcore"), "list-plugins", "--json")
+
+    rows = {(row["kind"], row["name"]): row for row in json.loads(done.stdout)}
+    wanted = {
+        (group.removeprefix("rlcore."), name) for group, named in PROJECT["entry-points"].items() for name in named
+    }
+    assert done.returncode == 0
+    assert {key for key, row in rows.items() if row["package"] == "rlcore"} == wanted
+    assert {row["status"] for row in rows.values()} == {"ok"}
+
+
+def test_the_installed_command_says_its_version(installed, readers):
+    done = alone(installed, readers, str(installed / "bin" / "rlcore"), "--version")
+
+    from rlcore import __version__
+
+    assert done.stdout == f"rlcore {__version__}\n"
+
+
+def test_presets_are_found_in_the_installed_wheel(installed, tmp_path):
+    program = (
+        "import rlcore; from rlcore.config.compose import presets; print(rlcore.__file__); print(*presets('preset'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(installed),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert done.stdout.split() == [str(installed / "rlcore" / "__init__.py"), "gsm8k", "quickstart"]
+
+
+def cpu_seconds(installed: Path, *arguments: str) -> float:
+    """The least of five runs, of this process's children."""
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, *arguments],
+            env=environment(installed),
+            cwd=installed,
+            stdout=subprocess.DEVNULL,
+            timeout=60,
+            check=True,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(spent)
+
+
+# An empty program takes about 20 ms; `import torch` alone is 100 times as much.
+@pytest.mark.parametrize(("arguments", "budget"), [(["--version"], 4), (["--help"], 4), (["list-plugins"], 20)])
+def test_a_light_command_costs_a_few_starts_of_python(installed, arguments, budget):
+    bare = cpu_seconds(installed, "-c", "pass")
+
+    assert cpu_seconds(installed, "-m", "rlcore", *arguments) < budget * bare
