@@ -180,7 +180,8 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("finish_reason", "object", "str", "stop, length or abort", "rollout"),
     Column("reward", "row", "float32", "score of the sample", "reward"),
     Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward"),
-    Column("reward_failure", "object", "tuple", "(reward, message) where there is no score", "reward"),
+    Column("reward_has_note", "row", "bool", "reward_note says something", "reward"),
+    Column("reward_note", "object", "tuple", "(failed reward, message, further metrics), or None", "reward"),
     Column("completion", "object", "str", "the response as text", "reward"),
     Column("advantage", "row", "float32", "advantage of the whole response", "algorithm"),
 )

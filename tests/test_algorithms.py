@@ -450,13 +450,14 @@ class ScoringGroup:
     """A reward role that gives fixed outcomes: a score, a time-out, a score, a skip."""
 
     def score(self, samples):
-        failure = ("slow", "10 s")
+        failure, more = ("slow", "10 s", {}), (None, None, {"slow/steps": 4.0})
         return Batch.of(
             lengths=samples.lengths,
             rows={
                 "reward": [1.0, math.nan, 3.0, math.nan],
                 "reward_status": [0, 2, 0, 1],
-                "reward_failure": [None, failure, None, None],
+                "reward_has_note": [False, True, True, False],
+                "reward_note": [None, failure, more, None],
                 "reward:slow": [2.0, math.nan, 6.0, math.nan],
             },
         )
@@ -491,6 +492,7 @@ def test_samples_without_a_score_are_dropped_and_counted(on_error, kept, rewards
     metrics = {name: mean.value for name, mean in roles.take_metrics().items()}
     assert metrics["reward/mean"] == sum(rewards) / len(rewards)
     assert (metrics["reward/slow"], metrics["reward/num_timeout"], metrics["reward/num_skip"]) == (4.0, 1, 1)
+    assert metrics["reward/slow/steps"] == 4.0
     assert metrics["response_length/truncated"] == 0.25
     assert roles.take_metrics() == {}
 

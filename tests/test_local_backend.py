@@ -643,3 +643,13 @@ def test_backend_writes_plain_files_only(path, tmp_path):
 
     assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".safetensors"}
     assert json.loads((tmp_path / "backend.json").read_text()) == {"num_steps": 1}
+
+
+def test_positions_that_depend_on_the_longest_sample_are_refused(paths, tmp_path):
+    shutil.copytree(paths["llama"], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ModelError, match=r"rope_type=dynamic: .* neighbours\nGive config.json a fixed one"):
+        make_backend(tmp_path / "model")

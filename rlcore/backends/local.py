@@ -185,9 +185,10 @@ class LocalBackend:
         packing = Packing(batch.lengths.tolist(), self._device)
         with self._autocast():
             hidden = hidden_states(self._model, ids[None], packing).index_select(0, where - 1)
-            if self._value_head is not None:
-                return TokenOutputs(values=_spread(self._value_head(hidden.float()).squeeze(-1).float(), where, ids))
-            log_probs, entropy = self._token_head(hidden, ids[where], temperature)
+            if self._value_head is None:
+                log_probs, entropy = self._token_head(hidden, ids[where], temperature)
+        if self._value_head is not None:  # outside autocast: values are float32
+            return TokenOutputs(values=_spread(self._value_head(hidden.float()).squeeze(-1), where, ids))
         return TokenOutputs(log_probs=_spread(log_probs, where, ids), entropy=_spread(entropy, where, ids))
 
     def _autocast(self) -> AbstractContextManager[Any]:

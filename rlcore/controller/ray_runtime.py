@@ -198,9 +198,9 @@ class RayRuntime:
         pool, rank = self._labels.get(handle, ("?", -1))
         try:
             value = ray.get(handle, timeout=_GET_TIMEOUT_S)
-        except ray.exceptions.ActorDiedError as error:
+        except ray.exceptions.RayActorError as error:
             raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
-        except ray.exceptions.RayTaskError as error:
+        except (ray.exceptions.RayTaskError, ray.exceptions.GetTimeoutError) as error:
             raise InfrastructureError(f"{what}: rank {rank} of pool '{pool}' did not answer: {error}") from error
         if isinstance(value, Reply) and value.failure is not None:
             value.failure.rise()

@@ -83,15 +83,18 @@ class FarColumn:
             for i, row in enumerate(rows):
                 column[i] = laid[row]
             return column
-        whole = values[0] if len(values) == 1 else torch.cat(list(values))
         if self.order is None:
-            return whole
-        lengths = np.concatenate([part.lengths for part in self.parts])
-        starts = np.cumsum(lengths) - lengths
-        first, count = starts[self.order], lengths[self.order]
-        if len(first) and np.array_equal(first[1:], (first + count)[:-1]):
-            return whole[int(first[0]) : int(first[-1] + count[-1])]
-        return whole[torch.from_numpy(token_index(first, count))]
+            return values[0] if len(values) == 1 else torch.cat(list(values))
+        starts = np.cumsum([0, *(len(part.lengths) for part in self.parts)])
+        pieces, lengths, places = [], [], []
+        for value, part, start, stop in zip(values, self.parts, starts, starts[1:]):
+            place = np.flatnonzero((self.order >= start) & (self.order < stop))
+            rows = self.order[place] - start
+            pieces.append(_rows_of(value, part.lengths, rows))
+            lengths.append(part.lengths[rows])
+            places.append(place)
+        back = np.argsort(np.concatenate(places), kind="stable")
+        return _rows_of(pieces[0] if len(pieces) == 1 else torch.cat(pieces), np.concatenate(lengths), back)
 
     @staticmethod
     def cat(columns: Sequence[FarColumn]) -> FarColumn:
@@ -309,6 +312,15 @@ class BatchRef(_Base):  # type: ignore[misc]
         mine, theirs = self.far[name], other.far[name]
         same_parts = [id(p.ref) for p in mine.parts] == [id(p.ref) for p in theirs.parts]
         return same_parts and np.array_equal(_order(mine, len(self)), _order(theirs, len(self)))
+
+
+def _rows_of(tokens: Tensor, lengths: np.ndarray, rows: np.ndarray) -> Tensor:
+    """The tokens of some rows, in their order; a view where they lie side by side."""
+    starts = np.cumsum(lengths) - lengths
+    first, count = starts[rows], lengths[rows]
+    if len(first) and np.array_equal(first[1:], (first + count)[:-1]):
+        return tokens[int(first[0]) : int(first[-1] + count[-1])]
+    return tokens[torch.from_numpy(token_index(first, count))]
 
 
 def _order(column: FarColumn, num_rows: int) -> np.ndarray:

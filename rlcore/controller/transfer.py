@@ -1,7 +1,8 @@
 """Ways of weights from a trained role to the rollout.
 
-`inprocess` hands tensors over inside a host that carries both; `object_store` sends buckets through the runtime's store to
-another pool. Streamed either way; the rollout commits the version only when all has arrived.
+`inprocess` hands tensors over one by one inside a host that carries both. `object_store` leaves them in the runtime's
+store for another pool: one whole copy of the parameters, in the type in which they are trained, lies there until every
+rank has read it. Either way the rollout commits the version only when all has arrived.
 """
 
 from __future__ import annotations

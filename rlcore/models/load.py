@@ -6,12 +6,14 @@ import functools
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ModelError, did_you_mean_path
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_BY_LENGTH = frozenset({"dynamic", "longrope"})
 _COPIED_FILES = (
     "tokenizer*",
     "vocab.*",
@@ -122,6 +124,14 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             f"model.path={path} cannot be loaded as a causal language model: {reason}\n"
             "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
         ) from error
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)}
+    if by_length := sorted(_BY_LENGTH & kinds):
+        raise ModelError(
+            f"model.path={path} has rope_type={by_length[0]}: its positions depend on the longest sample of a batch, so"
+            " a sample's log-probs would depend on its neighbours\n"
+            "Give config.json a fixed one, such as rope_type yarn or default, or choose another model."
+        )
     if missing := sorted(found["missing_keys"]):
         raise ModelError(
             f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"

@@ -98,6 +98,8 @@ class Roles:
         self._note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
         for status, count in settled.counts.items():
             self._note(f"reward/num_{status}", count, 1.0)
+        for name, mean in settled.metrics.items():
+            self._note(name, mean.total, mean.weight)
         for name in scored.columns:
             if name.startswith(PART_PREFIX):
                 part = scored.fetch(name)

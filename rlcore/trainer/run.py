@@ -152,7 +152,9 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 
 _NOT_COLUMNS = frozenset({"prompt", "completion", "reward", "prompt_id", "sample_id", "finish_reason"})
-_HIDDEN = frozenset({"seed", "group_id", "policy_version", "truncated", "reward_status", "num_loss_tokens"})
+_HIDDEN = frozenset(
+    {"seed", "group_id", "policy_version", "truncated", "reward_status", "reward_has_note", "num_loss_tokens"}
+)
 
 
 def record(step: int, row: Mapping[str, Any]) -> SampleRecord:

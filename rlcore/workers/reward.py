@@ -44,7 +44,7 @@ class RewardWorker(Worker):
 
     @dispatch("dp")
     def score(self, batch: Batch) -> Batch:
-        """Columns `reward` (NaN without a score), `reward_status`, `reward_failure`, `reward:<name>`, `completion`."""
+        """Columns `reward` (NaN without a score), `reward_status`, `reward_has_note`, `reward_note`, `reward:<name>`, `completion`."""
         completions = self._completions(batch)
         results = self._executor.score(self._samples(batch, completions))
         parts = {
@@ -56,7 +56,10 @@ class RewardWorker(Worker):
             rows={
                 "reward": torch.tensor([_number(r.value) for r in results], dtype=torch.float32),
                 "reward_status": torch.tensor([_STATUSES.index(r.status) for r in results], dtype=torch.int64),
-                "reward_failure": _objects([(r.reward, r.message) if r.message else None for r in results]),
+                "reward_has_note": torch.tensor([bool(r.message or r.metrics) for r in results], dtype=torch.bool),
+                "reward_note": _objects(
+                    [(r.reward, r.message, dict(r.metrics)) if r.message or r.metrics else None for r in results]
+                ),
                 "completion": _objects(completions),
                 **parts,
             },
@@ -87,22 +90,25 @@ class RewardWorker(Worker):
 
 
 def outcomes(scored: Batch) -> list[Outcome]:
-    """The outcomes that `score` wrote as columns; texts of failures are fetched only when there are some."""
-    reward, status, sample_id, prompt_id = scored.fetch("reward", "reward_status", "sample_id", "prompt_id")
-    failed = bool((status > 1).any())
-    failures = scored.fetch("reward_failure") if failed else [None] * len(scored)
+    """The outcomes that `score` wrote as columns; texts and further metrics are fetched only when there are some."""
+    reward, status, sample_id, prompt_id, noted = scored.fetch(
+        "reward", "reward_status", "sample_id", "prompt_id", "reward_has_note"
+    )
+    notes = scored.fetch("reward_note") if bool(noted.any()) else [None] * len(scored)
     return [
         Outcome(
             status=_STATUSES[s],
             value=r if s == 0 else None,
-            reward=failure[0] if failure else None,
-            message=failure[1] if failure else None,
+            reward=failed,
+            message=message,
+            metrics=metrics,
             sample_id=sample,
             prompt_id=prompt,
         )
-        for r, s, sample, prompt, failure in zip(
-            reward.tolist(), status.tolist(), sample_id.tolist(), prompt_id.tolist(), failures
+        for r, s, sample, prompt, note in zip(
+            reward.tolist(), status.tolist(), sample_id.tolist(), prompt_id.tolist(), notes
         )
+        for failed, message, metrics in [note or (None, None, {})]
     ]
 
 
