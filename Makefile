@@ -1,20 +1,41 @@
-# make quickstart   set up, then train a tiny model by reinforcement learning (about two minutes)
-# make test         set up, then run every test
+# make quickstart   set up, then train a tiny model by reinforcement learning (about a minute)
+# make test         set up, then run every test of the core
+# make test-plugins the tests of the plugins that live beside the core in one environment
+# make test-vllm    the tests of rlcore-vllm with the real engine, in an environment of its own (test-sglang: likewise)
 # make lint         ruff and mypy
 # make bench        the benchmarks; figures and how to read them: benchmarks/README.md
+#
+# Engines pin versions that clash, so each has an environment of its own.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
+PIP_OPTIONS := --quiet --disable-pip-version-check
+INSTALL := -m pip install $(PIP_OPTIONS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test lint bench clean
+# Plugins that live beside the core in one environment; each has its tests.
+PLUGINS := $(wildcard plugins/rlcore-fsdp plugins/rlcore-algorithms plugins/rlcore-workbench)
+# Plugins with an engine.
+ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins/rlcore-*/requirements-cpu.txt))
+
+.PHONY: quickstart test test-plugins $(ENGINES:%=test-%) lint bench clean
 
 quickstart: $(VENV)/.ready
 	$(BIN)/rlcore train preset=quickstart
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
+
+test-plugins: $(VENV)/.plugins
+	@for plugin in $(PLUGINS); do \
+		echo "== tests of $$plugin =="; \
+		(cd $$plugin && $(CURDIR)/$(BIN)/python -m pytest) || exit 1; \
+	done
+
+$(ENGINES:%=test-%): test-%: .venv-%/.ready
+	@echo "== tests of plugins/rlcore-$* =="
+	cd plugins/rlcore-$* && $(CURDIR)/.venv-$*/bin/python -m pytest
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -26,13 +47,27 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/step.py
 
 $(VENV)/.ready: pyproject.toml
-	@echo "== setting up $(VENV) with $$($(PYTHON) --version): about two minutes, once =="
+	@echo "== setting up $(VENV) with $$($(PYTHON) --version): about a minute, once =="
 	$(PYTHON) -m venv $(VENV)
 	@echo "== installing $(TORCH) =="
-	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python $(INSTALL) "$(TORCH)"
 	@echo "== installing rlcore and what its tests need =="
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python $(INSTALL) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
+	@echo "== installing plugins: $(notdir $(PLUGINS)) =="
+	$(BIN)/python $(INSTALL) --no-build-isolation $(foreach plugin,$(PLUGINS),--editable $(plugin)) peft
+	@touch $@
+
+# An engine's environment: torch, then the lock as it stands (no resolution), then rlcore and the plugin.
+.venv-%/.ready: plugins/rlcore-%/requirements-cpu.txt
+	@echo "== setting up .venv-$* for rlcore-$*: about two minutes, once =="
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python $(INSTALL) "$(TORCH)"
+	.venv-$*/bin/python $(INSTALL) --no-deps --requirement $<
+	.venv-$*/bin/python $(INSTALL) --no-deps --editable . --editable plugins/rlcore-$*
 	@touch $@
 
 clean:
-	rm -rf $(VENV) outputs
+	rm -rf $(VENV) $(ENGINES:%=.venv-%) outputs

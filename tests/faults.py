@@ -5,7 +5,11 @@ import signal
 from pathlib import Path
 
 from rlcore import hookimpl
+from rlcore.algorithms.grpo import GRPO
 from rlcore.backends.local import LocalBackend
+from rlcore.controller.dispatch import dispatch
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.workers.policy import PolicyWorker
 
 
 class DiesWhileSaving(LocalBackend):
@@ -33,6 +37,26 @@ class AlwaysNaN(LocalBackend):
         for parameter in self._names:
             parameter.grad.fill_(float("nan"))
         return super().step()
+
+
+class OnAnotherNode(PolicyWorker):
+    """What it saves lies where the controller does not look."""
+
+    @dispatch("all")
+    def save(self, directory: str) -> None:
+        (Path(directory) / "elsewhere" / self.context.role).mkdir(parents=True)
+        self.save_to(Path(directory) / "elsewhere" / self.context.role)
+
+    @dispatch("all")
+    def saved(self, directory: str) -> dict[str, int]:
+        return PolicyWorker.saved.function(self, f"{directory}/elsewhere")
+
+
+class Elsewhere(GRPO):
+    """GRPO with such an actor."""
+
+    def roles(self):
+        return [RoleSpec(name="actor", worker=f"{__file__}:OnAnotherNode"), *super().roles()[1:]]
 
 
 class Raises:

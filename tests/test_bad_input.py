@@ -133,7 +133,7 @@ def world(tmp_path, assets, capsys):
 
 
 NAMES = [
-    ("algorithm=gpro", "no algorithm named 'gpro'. Did you mean 'grpo'?", "Installed algorithm plugins: grpo, ppo."),
+    ("algorithm=grppo", "no algorithm named 'grppo'. Did you mean 'grpo'?", "Installed algorithm plugins: "),
     ("backend=lokal", "no backend named 'lokal'. Did you mean 'local'?", "Installed backend plugins: "),
     ("rollout=hff", "no rollout named 'hff'. Did you mean 'hf'?", "Installed rollout plugins: "),
     ("reward=gsm8", "no reward named 'gsm8'. Did you mean 'gsm8k'?", "Installed reward plugins: exact_match, gsm8k"),
@@ -355,6 +355,36 @@ def test_a_step_without_any_reward_is_told_and_changes_nothing(world, caplog):
     assert "reward/mean" not in world.metrics()
     assert world.metrics()["reward/num_error"] == 4
     assert "no sample of this step has a reward; nothing is learned from it" in caplog.text
+
+
+def test_steps_that_learn_nothing_end_the_run(world):
+    code, _, said = world.train(
+        "reward={here}/rewards.py:never", "reward.on_error=drop", "trainer.steps=9", "trainer.max_skipped_steps=2"
+    )
+
+    assert code == 1
+    assert "2 steps in a row changed nothing: no sample of the last one had a reward" in said
+    assert "trainer.max_skipped_steps=20" in said
+    assert world.metrics()["step"] == 2
+
+
+@pytest.mark.parametrize("on_error", ["raise", "drop"])
+def test_a_reward_that_fails_in_an_evaluation_is_told(world, caplog, on_error):
+    code, _, said = world.run(
+        "eval", str(world.model), f"data.eval={world.folder}/good.jsonl", f"reward={world.folder}/rewards.py:never",
+        f"reward.on_error={on_error}", "runtime=local", "sampling.max_response_tokens=4",
+    )  # fmt: skip
+
+    told = said if on_error == "raise" else caplog.text
+    assert code == (1 if on_error == "raise" else 0)
+    assert told.count("reward 'never' on sample") == 1
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(world):
+    first, second = world.refused("train", *world.settings("run.directory=/proc/nope"))
+
+    assert first.startswith("/proc/nope/r cannot be written")
+    assert second == "Type  run.directory=DIR"
 
 
 def test_a_batch_that_does_not_divide_works(world):

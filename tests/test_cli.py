@@ -186,7 +186,19 @@ def test_a_dry_run_says_the_plan_and_starts_and_writes_nothing(tmp_path, capsys,
     assert ("ray" in sys.modules) == loaded_before
     lines = [line for line in out.splitlines() if not line.startswith("quickstart:")]
     first_words = [line.split()[0] for line in lines]
-    wanted = ["run", "model", "data", "eval", "algorithm", "backend", "rollout", "reward", "runtime", "step"]
+    wanted = [
+        "run",
+        "model",
+        "data",
+        "eval",
+        "algorithm",
+        "backend",
+        "rollout",
+        "reward",
+        "trackers",
+        "runtime",
+        "step",
+    ]
     assert first_words == [*wanted, *["role"] * 4, "dry"]
     roles = {line.split()[1]: line for line in lines if line.startswith("role")}
     assert list(roles) == ["actor", "reference", "rollout", "reward"]

@@ -14,6 +14,7 @@ from rlcore.config.build import build
 from rlcore.config.compose import compose, conf_directories, presets
 from rlcore.config.schema import Choice, Config, PluginsConfig, RewardItem
 from rlcore.errors import ConfigError, PluginError
+from rlcore.registry.catalog import Catalog
 
 GIVEN = ("model.path=m", "data.train=t")
 SETTINGS = (
@@ -34,6 +35,24 @@ def install(site: Path, package: str, module: str, files: dict[str, str]) -> Non
         file = site / module / "conf" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+
+
+INSTALLED = frozenset(rlcore.registry.catalog().entries)
+
+
+@pytest.fixture(autouse=True)
+def _the_core_alone(monkeypatch):
+    """Whatever plugins are installed beside it: their names and presets are not those of these tests."""
+    scan = Catalog.from_path
+
+    def without(paths=None):
+        return Catalog(e for e in scan(paths).entries if e.package == "rlcore" or e not in INSTALLED)
+
+    monkeypatch.setattr(Catalog, "from_path", without)
+    rlcore.registry.refresh()
+    yield
+    monkeypatch.undo()
+    rlcore.registry.refresh()
 
 
 @pytest.fixture
@@ -404,7 +423,8 @@ def test_composing_leaves_the_process_as_it_was(tmp_path, monkeypatch):
 
 
 def shipped() -> list[str]:
-    return [f"{group}={name}" for group in ("preset", "algorithm", "placement") for name in presets(group)]
+    groups = ("preset", "algorithm", "placement")
+    return [f"{group}={name}" for group in groups for name, owners in presets(group).items() if "rlcore" in owners]
 
 
 @pytest.mark.parametrize("choice", shipped())

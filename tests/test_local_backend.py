@@ -480,7 +480,7 @@ def test_frozen_model_scores_but_has_no_optimiser_and_no_gradients(path, tmp_pat
     with pytest.raises(AssertionError, match="frozen"):
         backend.step()
     backend.save(tmp_path)
-    assert not (tmp_path / "optimizer.safetensors").exists()
+    assert not (tmp_path / "optimizer.moments").exists()
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "stories260k"])
@@ -532,7 +532,7 @@ def test_training_goes_on_bit_for_bit_after_save_and_load(steps_before, path, pa
 
 
 @pytest.mark.parametrize(
-    "missing", ["backend.json", "optimizer.safetensors", "model.safetensors", "config.json", "value_head.safetensors"]
+    "missing", ["backend.json", "optimizer.moments", "model.safetensors", "config.json", "value_head.safetensors"]
 )
 def test_nothing_changes_when_a_file_of_the_checkpoint_is_missing(missing, path, tmp_path):
     context = BackendContext(head="value")
@@ -641,7 +641,8 @@ def test_backend_writes_plain_files_only(path, tmp_path):
 
     backend.save(tmp_path)
 
-    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".safetensors"}
+    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".safetensors", ".moments"}
+    assert load_file(tmp_path / "optimizer.moments"), "safetensors under another ending"
     assert json.loads((tmp_path / "backend.json").read_text()) == {"num_steps": 1}
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -15,12 +16,14 @@ from rlcore.algorithms.ppo import PPO
 from rlcore.config.build import build
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.controller.pool import PoolConfig, check_capacity
-from rlcore.errors import CapacityError, ConfigError, RunError, UserError
+from rlcore.errors import CapacityError, ConfigError, HostDied, ModelError, RunError, UserError
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.trainer.checkpoint import Checkpoints, damage, read_checkpoint
 from rlcore.trainer.describe import describe
+from rlcore.trainer.export import find_checkpoint
+from rlcore.trainer.launch import held_out
 from rlcore.trainer.memory import ModelSize, activation_bytes, frozen_bytes, human, rollout_bytes, trained_bytes
-from rlcore.trainer.plan import make_plan, place
+from rlcore.trainer.plan import make_loader, make_plan, place
 
 
 @pytest.fixture
@@ -198,7 +201,7 @@ def test_only_what_a_loss_reads_travels_to_its_update(plan_of):
             ["anser", "'answer'"],
             id="reward-column",
         ),
-        pytest.param({"algorithm": {"name": "gpro"}}, ["gpro", "grpo"], id="algorithm"),
+        pytest.param({"algorithm": {"name": "grppo"}}, ["grppo", "grpo"], id="algorithm"),
         pytest.param({"backend": {"name": "locl"}}, ["locl", "local"], id="backend"),
         pytest.param({"rollout": {"name": "fh"}}, ["fh", "hf"], id="rollout"),
         pytest.param({"transfer": "inproces"}, ["inproces", "inprocess"], id="transfer"),
@@ -389,17 +392,17 @@ def test_human_sizes(size, text):
     assert human(size) == text
 
 
-def checkpoint(directory, step, keep_last=9, text="weights"):
+def checkpoint(directory, step, keep_last=9, text="weights", **state):
     def save_roles(path):
         (path / "actor").mkdir()
         (path / "actor" / "model.bin").write_text(text)
 
-    return Checkpoints(directory, keep_last).write(step, {"step": step}, save_roles)
+    return Checkpoints(directory, keep_last).write(step, {"step": step, **state}, save_roles)
 
 
 def test_a_run_resumes_from_its_last_complete_checkpoint(plan_of, tmp_path, caplog):
     directory = tmp_path / "run" / "checkpoints"
-    checkpoint(directory, 5)
+    checkpoint(directory, 5, loader=make_loader(plan_of().config, plan_of().prompts).state_dict())
     (checkpoint(directory, 10) / "actor" / "model.bin").write_text("cut")
 
     assert plan_of().resume.step == 5
@@ -421,6 +424,11 @@ def test_a_misspelt_run_to_resume_is_answered_with_the_nearest(make, tmp_path):
     [
         (lambda path: (path / "manifest.json").unlink(), "no manifest.json"),
         (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is broken"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json is broken"),
+        (
+            lambda path: (path / "trainer.json").write_bytes(b"?" * len((path / "trainer.json").read_bytes())),
+            "trainer.json is broken",
+        ),
         (lambda path: (path / "actor" / "model.bin").unlink(), "actor/model.bin is missing"),
         (lambda path: (path / "trainer.json").write_text("{}"), "trainer.json has 2 bytes instead of"),
     ],
@@ -488,6 +496,86 @@ def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
 
     assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
     assert read_checkpoint(tmp_path / "step_000005").state == {"step": 5}
+
+
+@pytest.mark.parametrize("error", [HostDied("the host died"), KeyError("bug"), KeyboardInterrupt()], ids=repr)
+def test_what_is_no_matter_of_the_disk_is_not_called_one(tmp_path, error):
+    checkpoint(tmp_path, 5)
+
+    def fail(path):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        Checkpoints(tmp_path, 2).write(6, {"step": 6}, fail)
+
+    assert raised.value is error
+    assert error.__notes__ == [
+        f"checkpoint of step 6 could not be written. The last good one is {tmp_path}/step_000005."
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
+
+
+def test_what_a_killed_process_left_half_written_is_swept(tmp_path):
+    checkpoint(tmp_path, 5)
+    (tmp_path / ".step_000006.writing" / "actor").mkdir(parents=True)
+
+    Checkpoints(tmp_path, 2).sweep()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
+
+
+def test_export_and_resume_find_the_same_checkpoint(tmp_path):
+    checkpoint(tmp_path / "checkpoints", 999_999)
+    checkpoint(tmp_path / "checkpoints", 1_000_000)
+    (checkpoint(tmp_path / "checkpoints", 1_000_001) / "manifest.json").unlink()
+
+    assert find_checkpoint(tmp_path).step == Checkpoints(tmp_path / "checkpoints", 2).latest().step == 1_000_000
+
+
+def test_a_resume_over_other_prompts_is_refused_in_the_plan(plan_of, tmp_path):
+    loader = make_loader(plan_of().config, plan_of().prompts).state_dict()
+    checkpoint(tmp_path / "run" / "checkpoints", 5, loader=loader)
+
+    assert plan_of().resume.step == 5
+    with pytest.raises(ConfigError, match=r"made with run\.seed=0, not 1"):
+        plan_of(run__seed=1)
+    with pytest.raises(ConfigError, match="the prompts differ"):
+        plan_of(data__template="Q: {prompt}")
+
+
+def test_a_tokenizer_that_is_larger_than_its_model_is_refused(plan_of, assets, tmp_path):
+    model = shutil.copytree(assets / "models" / "stories260k", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 500}))
+
+    with pytest.raises(ModelError, match="token ids up to 511, and the model has 500 tokens"):
+        plan_of(model__path=str(model))
+
+
+def test_a_plan_warns_when_its_roles_together_are_too_large(plan_of, monkeypatch):
+    plan = plan_of(pools=pools(main=1))
+    size = ModelSize.read(Path(plan.config.model.path))
+    actor = trained_bytes(size, max_tokens=plan.config.model.max_tokens_per_device, half=False, checkpointing=False)
+    need = actor + rollout_bytes(size, num_sequences=12, max_tokens=48, half=False)
+
+    monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need)
+    assert not [text for text in describe(plan) if text.startswith("warning")]
+    monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need - 1)
+    assert f"{human(need)} for the CPU pools" in line(plan, "warning")
+
+
+@pytest.mark.parametrize(("setting", "sequences"), [({"max_batch_size": 5}, 5), ({"max_batch_tokens": 100}, 2)])
+def test_memory_of_a_rollout_is_that_of_what_runs_at_once(plan_of, setting, sequences):
+    plan = plan_of(rollout={"name": "hf", **setting})  # 12 sequences of at most 48 tokens
+    size = ModelSize.read(Path(plan.config.model.path))
+
+    assert human(rollout_bytes(size, num_sequences=sequences, max_tokens=48, half=False)) in line(plan, "role rollout")
+
+
+def test_held_out_prompts_are_spread_over_the_file(plan_of):
+    plan = plan_of(eval__max_prompts=3)  # of 8: 0, 8 // 3, 16 // 3
+
+    assert held_out(plan.prompts, plan.config)["prompt_id"].tolist() == [0, 2, 5]
 
 
 def leaves(cls, key=""):

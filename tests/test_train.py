@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.cli.train import run as train
-from rlcore.errors import RunError
+from rlcore.errors import ConfigError, RunError
 
 FAULTS = Path(__file__).with_name("faults.py")
 SMALL = ["preset=quickstart", "trainer.prompts_per_step=8", "sampling.samples_per_prompt=4", "eval.max_prompts=16"]
@@ -174,7 +174,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_process_left(tmp_path, run
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 3)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
+    assert process.returncode == (130 if number == signal.SIGINT else 0), output
     assert len(list((tmp_path / "r" / "checkpoints").glob("step_*"))) == 1
     assert marked(mark) == []
 
@@ -188,7 +188,57 @@ def test_a_second_interrupt_abandons_the_step(tmp_path):
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode in (0, 130)
+    assert process.returncode == 130
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0.0, 2.0])
+def test_a_signal_before_the_first_step_ends_the_run_and_all_that_it_started(tmp_path, number, seconds):
+    mark = uuid.uuid4().hex
+    process = command(*settings(tmp_path, "runtime=ray", "trackers=[console,jsonl]", steps=100000), mark=mark)
+    _wait_for_steps(tmp_path / "r" / "metrics.jsonl", -1)
+    time.sleep(seconds)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, output
+    assert "ended early: interrupted" in output
+    assert "Traceback" not in output
+    assert "Stack" not in output
+    _wait_until_gone(mark)
+
+
+def test_two_runs_never_share_a_directory(tmp_path):
+    process = command(*settings(tmp_path, steps=100000))
+    _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 1)
+    with pytest.raises(ConfigError, match=rf"another process trains in {tmp_path}/r\n.*run.name=NAME"):
+        train(settings(tmp_path), dry_run=False)
+    process.kill()
+    process.communicate(timeout=60)
+    train(settings(tmp_path, steps=1), dry_run=False)
+    assert len(metrics(tmp_path)) == 2
+
+
+def test_runs_without_a_name_that_begin_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlcore.cli.train._new_name", lambda config, overrides: "same")
+    for _ in range(2):
+        train(settings(tmp_path, "run.name=", steps=1), dry_run=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same-2"]
+
+
+def test_a_checkpoint_that_stayed_on_another_node_is_not_counted(tmp_path):
+    more = ["checkpoint.every_steps=1", f"algorithm={FAULTS}:Elsewhere"]
+    with pytest.raises(
+        RunError, match=r"(?s)is there on the node of role 'actor', and not on this one.*run.directory=DIR"
+    ):
+        train(settings(tmp_path, *more), dry_run=False)
+    assert list((tmp_path / "r" / "checkpoints").iterdir()) == []
+
+
+def _wait_until_gone(mark: str) -> None:
+    deadline = time.monotonic() + 15
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.2)
     assert marked(mark) == []
 
 

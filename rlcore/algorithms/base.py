@@ -63,7 +63,7 @@ class Epochs:
 
     def __init__(self, config: Any) -> None:
         self.config = config
-        self._num_updates = 0
+        self.num_updates = 0
         self._metrics: Metrics = {}
 
     @property
@@ -95,10 +95,10 @@ class Epochs:
         self._metrics[name] = value
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_updates": self._num_updates}
+        return {"num_updates": self.num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._num_updates = int(state["num_updates"])
+        self.num_updates = int(state["num_updates"])
 
     def minibatches(self, sample_id: np.ndarray) -> list[np.ndarray]:
         """Row numbers of each optimiser step; an order of its own for every pass, none empty.
@@ -109,9 +109,9 @@ class Epochs:
         by_id, num_rows = sample_id.argsort(kind="stable"), len(sample_id)
         parts = []
         for _ in range(self.config.epochs):
-            key = [self.config.shuffle_seed, self._num_updates]
+            key = [self.config.shuffle_seed, self.num_updates]
             order = np.random.Generator(np.random.Philox(key=key)).permutation(by_id)
-            self._num_updates += 1
+            self.num_updates += 1
             cut = np.array_split(order, min(self.config.minibatches, max(1, num_rows)))
             parts += [np.sort(rows) for rows in cut if len(rows)]
         return parts

@@ -37,7 +37,7 @@ class GRPOConfig(PolicyGradientConfig):
 class GRPO(PolicyGradient):
     """Advantages from the other answers to the same prompt; no critic."""
 
-    Config = GRPOConfig
+    Config: type = GRPOConfig
     compares_samples = True
     """Of one prompt: a single one has no advantage."""
 

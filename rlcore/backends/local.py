@@ -32,7 +32,8 @@ from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfi
 from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
 
 _VALUE_HEAD = "value_head.weight"
-_MOMENTS = "optimizer.safetensors"
+_MOMENTS = "optimizer.moments"
+"""Safetensors under another ending: engines take every *.safetensors of a directory for weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +158,7 @@ class LocalBackend:
         """`save` writes that layout already; what only training needs stays behind."""
         _need(source / "config.json")
         for file in (*source.glob("*config.json"), *source.glob("*.safetensors*")):
-            if file.name != _MOMENTS:
-                shutil.copyfile(file, target / file.name)
+            shutil.copyfile(file, target / file.name)
 
     def offload(self) -> None:
         self._move("cpu")

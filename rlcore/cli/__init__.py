@@ -1,6 +1,7 @@
 """The command `rlcore`. Each sub-command is one module of this package with `main(argv) -> int`, imported when it is typed.
 
-Exit codes: 0; 1 the run failed; 2 the input is wrong (message only, traceback with --traceback); 130 ctrl-C.
+Exit codes: 0; 1 the run failed; 2 the input is wrong (message only, traceback with --traceback); 130 ctrl-C,
+also when the run wrote its checkpoint. SIGTERM: 0 when the run wrote its checkpoint, 143 before its first step.
 """
 
 from __future__ import annotations
@@ -63,12 +64,15 @@ def _command(name: str, arguments: list[str]) -> int:
         return int(module.main(arguments))
     from rlcore.errors import ConfigError, did_you_mean
     from rlcore.registry import catalog, resolve
+    from rlcore.registry.known import known_names
 
     plugins = [entry.name for entry in catalog().of("command")]
-    if name.partition("@")[0] in plugins:
+    absent = [command for command in known_names("command") if command not in plugins]
+    if name.partition("@")[0] in (*plugins, *absent):
         return int(resolve("command", name).object(arguments))
     known = [*COMMANDS, *plugins]
-    raise ConfigError(f"no command '{name}'.{did_you_mean(name, known)}\nCommands: {', '.join(known)}; rlcore --help")
+    hint = did_you_mean(name, [*known, *absent])
+    raise ConfigError(f"no command '{name}'.{hint}\nCommands: {', '.join(known)}; rlcore --help")
 
 
 def _help() -> str:
@@ -82,6 +86,7 @@ def _help() -> str:
             "",
             *lines,
             "",
+            "  for authors, from the package rlcore-workbench: new-plugin, check, try, migrate",
             "  rlcore COMMAND --help shows each with an example; rlcore --version",
             "",
             "example: rlcore train preset=quickstart",

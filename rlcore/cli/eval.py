@@ -59,13 +59,16 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _located(path: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """The model directory, and the settings of the run when it is a checkpoint."""
-    from rlcore.trainer.export import export, find_checkpoint
+    """The model directory, and the settings of the run when it is a checkpoint; exported first if need be."""
+    from rlcore.trainer.export import export, find_checkpoint, is_model
 
     if (path / "config.json").is_file():
         yield path, None
         return
     checkpoint = find_checkpoint(path)
+    if is_model(checkpoint.path / "actor"):
+        yield checkpoint.path / "actor", checkpoint.state["config"]
+        return
     with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as directory:
         model = Path(directory) / "model"
         export(checkpoint, model)
@@ -101,6 +104,7 @@ def _run(
 def _config(model: Path, base: dict[str, Any] | None, overrides: Sequence[str]) -> Config:
     """The prompts of data.eval stand where a run has those of data.train."""
     from rlcore.config.compose import compose
+    from rlcore.config.schema import Choice
     from rlcore.errors import ConfigError
     from rlcore.quickstart import locate_assets
 
@@ -108,7 +112,9 @@ def _config(model: Path, base: dict[str, Any] | None, overrides: Sequence[str]) 
     config = locate_assets(composed.config, print)
     if not config.data.eval:
         raise ConfigError("no held-out prompts are given.\nType  data.eval=FILE")
-    return replace(config, data=replace(config.data, train=config.data.eval, eval=""))
+    data = replace(config.data, train=config.data.eval, eval="")
+    plain = Choice(name="grpo")  # only rollout and rewards are started, whatever the model was trained with
+    return replace(config, data=data, run=replace(config.run, resume="never"), algorithm=plain)
 
 
 def _write(path: Path, roles: Roles, scored: Batch) -> None:

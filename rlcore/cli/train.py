@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,8 +47,10 @@ def run(overrides: Sequence[str], *, dry_run: bool) -> int:
     from rlcore.trainer.describe import describe
 
     plan, hooks = plan_run(overrides)
-    print("\n".join(describe(plan)), flush=True)
     check_devices(plan)
+    if not dry_run and not plan.config.run.name:
+        plan = _in_a_new_directory(plan)
+    print("\n".join(describe(plan)), flush=True)
     if dry_run:
         print("dry run: all that can be checked before the start is in order; nothing was started")
         return 0
@@ -78,6 +82,21 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     return make_plan(config, directory), hooks
 
 
+def _in_a_new_directory(plan: Plan) -> Plan:
+    """Another run may have begun in the same second. What cannot be made is told by `launch`."""
+    first, number = plan.directory, 1
+    while True:
+        try:
+            plan.directory.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            plan = replace(plan, directory=first.with_name(f"{first.name}-{number}"), resume=None)
+            continue
+        except OSError:
+            pass
+        return plan
+
+
 def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
     from rlcore.trainer.launch import launch
     from rlcore.trainer.loop import train
@@ -92,7 +111,7 @@ def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
         raise
     finally:
         run.close(summarise(run, overrides, failure))
-    return 0
+    return 130 if run.signals.asked == signal.SIGINT else 0
 
 
 def _new_name(config: Config, overrides: Sequence[str]) -> str:

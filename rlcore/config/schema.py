@@ -80,7 +80,7 @@ class TrainerConfig:
     steps: int = 100
     prompts_per_step: int = 32
     max_skipped_steps: int = 3
-    """Steps in a row with a gradient that is not finite, after which the run stops."""
+    """Steps in a row with a gradient that is not finite, or without any reward, after which the run stops."""
     warn_logprob_gap: float = 0.05
     """Mean distance, in nats, of the engine's log-probs from the trainer's above which a run warns."""
     max_logprob_gap: float = 0.0

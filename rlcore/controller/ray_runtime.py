@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -31,6 +35,10 @@ logger = logging.getLogger(__name__)
 _STACK_TIMEOUT_S = 5.0
 _QUICK_S = 0.1
 _GET_TIMEOUT_S = 600.0
+_LOST_PEER = "by peer"
+"""In what gloo says when the process at the other end is gone: connection closed, or reset, by peer."""
+_PEER_S = 5.0
+"""Ray knows of a death after a second or two; a rank that is alive may go on waiting for the one that failed."""
 
 
 class RayStore:
@@ -122,8 +130,6 @@ class RayRuntime:
     def shutdown(self) -> None:
         actors = [actor for pool in self._actors.values() for actor in pool]
         self._actors.clear()
-        if not ray.is_initialized():
-            return
         closing = [actor.act.remote("close") for actor in actors]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=_STACK_TIMEOUT_S)
@@ -145,11 +151,13 @@ class RayRuntime:
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if self.config.address:
             _check_address(self.config.address)
-            ray.init(address=self.config.address, **options)
+            with _signals_kept():
+                ray.init(address=self.config.address, **options)
             return
         os.environ.pop("RAY_ADDRESS", None)  # a stale one would send this run to a cluster that is gone
-        ray.init(num_cpus=available_cores(), include_dashboard=False, _node_ip_address="127.0.0.1", **options)
         self._started_ray = True
+        with _signals_kept():
+            ray.init(num_cpus=available_cores(), include_dashboard=False, _node_ip_address="127.0.0.1", **options)
 
     def _start_pool(self, name: str, pool: PoolConfig, env: Sequence[Mapping[str, str]]) -> None:
         device = resolve_device(pool.device)
@@ -203,8 +211,25 @@ class RayRuntime:
         except (ray.exceptions.RayTaskError, ray.exceptions.GetTimeoutError) as error:
             raise InfrastructureError(f"{what}: rank {rank} of pool '{pool}' did not answer: {error}") from error
         if isinstance(value, Reply) and value.failure is not None:
+            if _LOST_PEER in str(value.failure.error):
+                self._name_the_dead(handle, what)
             value.failure.rise()
         return value
+
+    def _name_the_dead(self, failed: Any, what: str) -> None:
+        """A rank that loses a peer in a collective often says so before Ray says who died: wait for that news.
+
+        Raises:
+            HostDied: a host of another rank ended.
+        """
+        others = [handle for handle in self._labels if handle != failed]
+        ready, _ = ray.wait(others, num_returns=len(others), timeout=_PEER_S) if others else ([], [])
+        for handle in ready:
+            try:
+                ray.get(handle, timeout=_GET_TIMEOUT_S)
+            except ray.exceptions.RayActorError as error:
+                pool, rank = self._labels[handle]
+                raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
 
     def _diagnosis(self, pending: Sequence[Any], what: str, timeout_s: float) -> str:
         late = [self._labels.get(handle, ("?", -1)) for handle in pending]
@@ -218,6 +243,21 @@ class RayRuntime:
             return str(ray.get(self._actors[pool][rank].stack.remote(), timeout=_STACK_TIMEOUT_S))
         except (ray.exceptions.RayError, KeyError) as error:
             return f"(no stack: {type(error).__name__})"
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, in Python and below: there it would end the process with a stack of C++."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    module: Any = ray._private.utils
+    install, module.set_sigterm_handler = module.set_sigterm_handler, lambda handler: None
+    try:
+        yield
+    finally:
+        module.set_sigterm_handler = install
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _with_device(pool: PoolConfig) -> PoolConfig:
@@ -251,7 +291,8 @@ def _environment(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:
     environment: dict[str, Any] = {"env_vars": variables}
     if pool.python:
         del variables["PYTHONPATH"]
-        environment["py_executable"] = pool.python
+        # Hosts have another working directory; with a cluster elsewhere, the path is one of its machines.
+        environment["py_executable"] = os.path.abspath(shutil.which(pool.python) or pool.python)
     return environment
 
 

@@ -5,7 +5,6 @@ Both have the same interface and give the same bits at one device. No wait is wi
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlcore.controller.host import Host, HostInfo, Reply
+from rlcore.controller.interpreter import check_interpreter
 from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
 from rlcore.errors import CapacityError, ConfigError, did_you_mean
@@ -150,9 +150,11 @@ def check_machine(config: RuntimeConfig, pools: Mapping[str, PoolConfig]) -> Non
             raise CapacityError(
                 f"pools.{name}.device=cuda, and PyTorch {torch.__version__} sees no GPU\nType  pools.{name}.device=auto"
             )
-        if pool.python and not shutil.which(pool.python):
-            raise CapacityError(
-                f"pools.{name}.python={pool.python}: there is no such interpreter\nType  pools.{name}.python=VENV/bin/python"
+        if pool.python:
+            check_interpreter(name, pool.python)
+        if pool.python and config.name == "local":
+            raise ConfigError(
+                f"pools.{name}.python={pool.python}: with runtime=local everything is in one process\nType  runtime=ray"
             )
     if config.name == "ray":
         wanted = {name: replace(pool, device=resolve_device(pool.device)) for name, pool in pools.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcore.errors import ModelError, did_you_mean_path
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
 _COPIED_FILES = (
     "tokenizer*",
@@ -72,9 +72,9 @@ def load_tokenizer(path: str) -> Any:
 @functools.lru_cache(maxsize=4)
 def _load_tokenizer(path: str) -> Any:
     directory = check_directory(path)
-    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
-            f"model.path={path} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})\n"
+            f"model.path={path} has no tokenizer (none of {', '.join(TOKENIZER_FILES)})\n"
             "Copy the tokenizer files of the model into it."
         )
     from transformers import AutoTokenizer

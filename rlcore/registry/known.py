@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+_ALGORITHMS = (
+    "best_of_n cispo clip_cov dapo distillation dpo dr_grpo dual_clip_ppo gmpo gpg gspo kl_cov online_dpo opo reinforce"
+    " reinforce_plus_plus reinforce_plus_plus_baseline remax reward_model rloo sapo sft"
+)
+
 KNOWN_PACKAGES: dict[tuple[str, str], str] = {
     ("backend", "fsdp"): "rlcore-fsdp",
     ("backend", "megatron"): "rlcore-megatron",
     ("rollout", "vllm"): "rlcore-vllm",
     ("rollout", "sglang"): "rlcore-sglang",
+    ("command", "check"): "rlcore-workbench",
+    ("command", "migrate"): "rlcore-workbench",
+    ("command", "new-plugin"): "rlcore-workbench",
+    ("command", "try"): "rlcore-workbench",
+    **{("algorithm", name): "rlcore-algorithms" for name in _ALGORITHMS.split()},
 }
 """(kind, name) -> the package that provides it."""
 

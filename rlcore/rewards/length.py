@@ -22,7 +22,7 @@ class LengthConfig:
 class Length:
     """1.0 for a response as long as asked, less for others.
 
-    Example: rlcore train reward=length reward.options.max=200
+    Example: rlcore train reward='{name: length, max: 200}'
     """
 
     Config = LengthConfig

@@ -144,7 +144,7 @@ class RegexConfig:
 class Regex:
     """1.0 when the completion matches a pattern, else 0.0.
 
-    Example: rlcore train reward=regex 'reward.options.pattern="<answer>.*</answer>"'
+    Example: rlcore train reward='{name: regex, pattern: "<answer>.*</answer>"}'
     """
 
     Config = RegexConfig
@@ -174,7 +174,7 @@ class MentionsConfig:
 class Mentions:
     """1.0 when an ended completion mentions a word, 0.5 when it does but was cut off, else 0.0.
 
-    Example: rlcore train reward=mentions reward.options.word=whale
+    Example: rlcore train reward='{name: mentions, word: whale}'
     """
 
     Config = MentionsConfig

@@ -91,7 +91,7 @@ class AlgorithmContract:
     def test_tokens_outside_the_mask_do_not_matter(self) -> None:
         for role, batch, loss in self.losses():
             names = [name for name in batch.columns if batch.level(name) == "token" and name not in _ALWAYS]
-            noise = {name: torch.where(batch["loss_mask"], batch[name], batch[name] + 3.0) for name in names}
+            noise = {name: torch.where(batch["loss_mask"], batch[name], other(batch[name])) for name in names}
             gap = gradient(loss, batch.with_tokens(**noise), outside=-5.0) - gradient(loss, batch)
             assert not bool(gap.any()), f"the loss of {role} lets tokens of the prompt change its gradient"
 
@@ -148,10 +148,15 @@ class AlgorithmContract:
     ) -> tuple[Algorithm, FakeRoles, Batch]:
         """An instance, its roles, and its experience from four prompts."""
         algorithm = algorithm or self.make()
+        roles, prompts = self.roles_and_prompts(algorithm, keep_scored=keep_scored)
+        return algorithm, roles, algorithm.collect(roles, prompts)
+
+    def roles_and_prompts(self, algorithm: Algorithm, *, keep_scored: bool = True) -> tuple[FakeRoles, Batch]:
+        """Fakes of the roles that it asks for, and four prompts."""
         roles = FakeRoles([role.name for role in algorithm.roles()], keep_scored=keep_scored)
         rows = {"prompt_id": [8, 5, 9, 2], "group_id": [0, 1, 2, 3], "seed": [11, 12, 13, 14]}
         prompts = Batch.of(lengths=[3, 1, 4, 2], tokens={"input_ids": list(range(3, 13))}, rows=rows)
-        return algorithm, roles, algorithm.collect(roles, BatchRef.publish(prompts, roles.store))
+        return roles, BatchRef.publish(prompts, roles.store)
 
     def step(self, algorithm: Algorithm) -> list[list[int]]:
         """Sample ids of each mini-batch of the actor in one step."""
@@ -168,6 +173,11 @@ class AlgorithmContract:
             always = [name for name in _ALWAYS if name in experience]  # demonstrations have no rollout_log_probs
             found.append((role, experience.select(*{*always, *columns}).local(), loss))
         return found
+
+
+def other(column: Tensor) -> Tensor:
+    """Other values of the same type."""
+    return ~column if column.dtype == torch.bool else column + 3
 
 
 def by_sample(batch: Batch) -> list[tuple[int, list[int]]]:

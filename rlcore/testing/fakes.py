@@ -204,10 +204,18 @@ class FakeGroup:
         self._name, self._store = name, store
 
     def log_probs(self, batch: Batch) -> Batch:
-        return self.apply(_log_probs, batch, of_reference=self._name == "reference")
+        return self.apply(_log_probs, batch, of_reference=self._name != "actor")
 
     def values(self, batch: Batch) -> Batch:
         return self.apply(_values, batch)
+
+    def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
+        """As of the rollout; made-up responses, whatever the sampling."""
+        return self.apply(_sampled, prompts, samples_per_prompt=samples_per_prompt)
+
+    def score(self, samples: Batch) -> Batch:
+        """As of the reward: the first of four samples scores 1, the others 0."""
+        return self.apply(_scored, samples)
 
     def apply(self, function: Callable[..., Batch], batch: Batch, **options: Any) -> Batch:
         """The function next to the data; its columns stay there."""
@@ -241,7 +249,7 @@ class FakeRoles:
 
     def __init__(self, names: Sequence[str], *, keep_scored: bool = True) -> None:
         self.store = FakeStore()
-        self.groups = {name: FakeGroup(name, self.store) for name in names}
+        self.groups = {name: FakeGroup(name, self.store) for name in (*names, "rollout", "reward")}
         self.sampling = Sampling(max_response_tokens=5)
         self.generated: Batch | None = None
         """What `generate` or `demonstrations` answered last."""
@@ -258,10 +266,7 @@ class FakeRoles:
 
     def generate(self, prompts: Batch) -> Batch:
         """Adds the columns of the rollout worker."""
-        reads = self.store.num_far_reads
-        self.generated = _responses(prompts.local().repeat(self.samples_per_prompt), self.samples_per_prompt)
-        self.store.num_far_reads = reads
-        return BatchRef.publish(self.generated, self.store)
+        return self._noted(self.rollout.generate(prompts, self.sampling, self.samples_per_prompt))
 
     def more_prompts(self, count: int) -> Batch:
         """Prompts of two tokens, other ones at every call."""
@@ -273,17 +278,29 @@ class FakeRoles:
 
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
         """A made-up response for each column; the texts of the data are not looked at."""
+        answers = self.rollout.generate(prompts, self.sampling, len(columns))
+        return self._noted(answers.drop("rollout_log_probs", "policy_version"))
+
+    def _noted(self, samples: Batch) -> Batch:
         reads = self.store.num_far_reads
-        answers = _responses(prompts.local().repeat(len(columns)), len(columns))
-        self.generated = answers.drop("rollout_log_probs", "policy_version")
+        self.generated = samples.local()
         self.store.num_far_reads = reads
-        return BatchRef.publish(self.generated, self.store)
+        return samples
 
     def score(self, samples: Batch) -> Batch:
         """Rewards; no row is left when `keep_scored` is false, as when every reward failed."""
-        first = samples.fetch("sample_id") % self.samples_per_prompt == 0
-        scored = samples.with_rows(reward=first.float(), reward_status=torch.zeros(len(samples), dtype=torch.int64))
+        scored = samples | self.reward.score(samples)
         return scored if self._keep_scored else scored.take([])
+
+
+def _sampled(prompts: Batch, *, samples_per_prompt: int) -> Batch:
+    return _responses(prompts.repeat(samples_per_prompt), samples_per_prompt)
+
+
+def _scored(samples: Batch) -> Batch:
+    first = samples["sample_id"] % FakeRoles.samples_per_prompt == 0
+    rows = {"reward": first.float(), "reward_status": torch.zeros(len(samples), dtype=torch.int64)}
+    return Batch.of(lengths=samples.lengths, rows=rows)
 
 
 def _responses(rows: Batch, samples_per_prompt: int) -> Batch:

@@ -10,6 +10,7 @@ A directory without a manifest, or whose files do not match it, is no checkpoint
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -17,9 +18,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from rlcore.errors import RunError, UserError
+from rlcore.errors import ConfigError, RlcoreError, RunError, UserError
 
 logger = logging.getLogger(__name__)
 _PREFIX = "step_"
@@ -46,8 +47,10 @@ class Checkpoints:
         """Write a checkpoint; until the last rename the earlier ones are untouched.
 
         Raises:
-            RunError: it could not be written, on a full disk for instance; says which checkpoint is still good.
+            RunError: the disk did not take it; says which checkpoint is still good, as a note of any other error does.
         """
+        from safetensors import SafetensorError  # what a full disk is when a tensor is written
+
         final = self.directory / f"{_PREFIX}{step:06d}"
         temporary = self.directory / f".{final.name}.writing"
         try:
@@ -64,28 +67,30 @@ class Checkpoints:
             shutil.rmtree(final, ignore_errors=True)
             temporary.rename(final)
             _flush(self.directory)
-        except Exception as error:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             last = self.latest()
             good = f"The last good one is {last.path}" if last else "There is no earlier one"
-            raise RunError(
-                f"checkpoint of step {step} could not be written: {error}\n{good}; free space there and resume."
-            ) from error
+            what = f"checkpoint of step {step} could not be written"
+            if isinstance(error, OSError | SafetensorError) and not isinstance(error, RlcoreError):
+                raise RunError(f"{what}: {error}\n{good}; free space there and resume.") from error
+            error.add_note(f"{what}. {good}.")
+            raise
         self._forget_before(step)
         return final
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are passed over with a warning."""
-        for path in reversed(self._paths()):
-            problem = damage(path)
-            if problem is None:
-                return read_checkpoint(path)
-            logger.warning("%s is not complete (%s); looking for an earlier one", path, problem)
-        return None
+        return newest(self.directory)
+
+    def sweep(self) -> None:
+        """Remove what a killed process had half written."""
+        for path in self.directory.glob(f".{_PREFIX}*.writing"):
+            shutil.rmtree(path)
 
     def set_aside(self) -> None:
         """A run that starts anew leaves the checkpoints of an earlier run of its name, under another name."""
-        if not self._paths():
+        if not checkpoint_paths(self.directory):
             return
         number = 1
         while (old := self.directory.with_name(f"{self.directory.name}.{number}")).exists():
@@ -93,16 +98,45 @@ class Checkpoints:
         self.directory.rename(old)
         logger.warning("the checkpoints of an earlier run are now in %s", old)
 
-    def _paths(self) -> list[Path]:
-        """Checkpoint directories, complete or not, by step."""
-        paths = [path for path in self.directory.glob(f"{_PREFIX}*") if _step(path).isdigit()]
-        return sorted(paths, key=lambda path: int(_step(path)))
-
     def _forget_before(self, step: int) -> None:
         """Keep this one and the last few before it; a later one is damaged and counts for nothing."""
-        older = [path for path in self._paths() if int(_step(path)) < step]
+        older = [path for path in checkpoint_paths(self.directory) if int(_step(path)) < step]
         for path in older[: max(0, len(older) - self._keep_last + 1)]:
             shutil.rmtree(path)
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """The newest complete checkpoint of a directory; damaged ones are passed over with a warning."""
+    for path in reversed(checkpoint_paths(directory)):
+        problem = damage(path)
+        if problem is None:
+            return read_checkpoint(path)
+        logger.warning("%s is not complete (%s); looking for an earlier one", path, problem)
+    return None
+
+
+def checkpoint_paths(directory: Path) -> list[Path]:
+    """Checkpoint directories, complete or not, by step."""
+    return sorted((it for it in directory.glob(f"{_PREFIX}*") if _step(it).isdigit()), key=lambda it: int(_step(it)))
+
+
+def hold(directory: Path) -> TextIO:
+    """Make a run's directory and keep other processes out of it, until the file is closed or this process ends.
+
+    Raises:
+        ConfigError: it cannot be made, or another process trains there.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written: {error.strerror}\nType  run.directory=DIR") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ConfigError(f"another process trains in {directory}\nWait for it, or type  run.name=NAME") from error
+    return file
 
 
 def _step(path: Path) -> str:
@@ -128,8 +162,8 @@ def damage(path: Path) -> str | None:
     if not manifest.is_file():
         return "no manifest.json"
     try:
-        files = json.loads(manifest.read_text())["files"]
-    except (ValueError, KeyError) as error:
+        files = {str(name): int(size) for name, size in json.loads(manifest.read_text())["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"manifest.json is broken: {error}"
     for name, size in files.items():
         file = path / name
@@ -137,6 +171,10 @@ def damage(path: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
+    try:
+        int(json.loads((path / "trainer.json").read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"trainer.json is broken: {error}"
     return None
 
 

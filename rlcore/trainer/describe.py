@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlcore.config.schema import Config
+from rlcore.controller.runtime import resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.models.load import check_directory
 from rlcore.trainer.memory import (
     ModelSize,
+    device_bytes,
     frozen_bytes,
     human,
+    machine_bytes,
     rollout_bytes,
     trained_bytes,
 )
@@ -34,7 +39,8 @@ def describe(plan: Plan) -> list[str]:
     )
     if plan.rewards:
         lines += [f"reward     {' + '.join(f'{r.weight:g} × {r.name}' for r in plan.rewards)} ({where})"]
-    lines += [f"runtime    {config.runtime.name}", *_arithmetic(plan), *_memory(plan, size)]
+    lines += ["trackers   " + (", ".join(tracker.resolved.name for tracker in plan.trackers) or "none")]
+    lines += [f"runtime    {config.runtime.name}", *_arithmetic(plan), *_memory(plan)]
     return lines
 
 
@@ -64,19 +70,38 @@ def _arithmetic(plan: Plan) -> list[str]:
     ]
 
 
-def _memory(plan: Plan, size: ModelSize) -> list[str]:
-    """One line for each role: pool and estimate per device."""
+def _memory(plan: Plan) -> list[str]:
+    """One line for each role, pool and estimate per device; and what does not fit this machine."""
     config = plan.config
     lines = []
+    sums = dict.fromkeys(config.pools, 0)
     for role, pool in plan.placement.items():
         place = config.pools[pool]
-        estimate = _estimate(config, role, ModelSize.read(check_directory(plan.models[role])), place.num_devices)
+        estimate = _estimate(plan, role, ModelSize.read(check_directory(plan.models[role])), place.num_devices)
+        sums[pool] += estimate
         where = f"{pool} ({place.nodes} × {place.devices_per_node} {place.device})"
         lines.append(f"role       {role:<10} pool {where:<22} {human(estimate) if estimate else '-':>9} per device")
-    return lines
+    return [*lines, *_too_much(config, {pool: need for pool, need in sums.items() if need})]
 
 
-def _estimate(config: Config, role: str, size: ModelSize, num_devices: int) -> int:
+def _too_much(config: Config, sums: Mapping[str, int]) -> list[str]:
+    """A warning for each kind of memory of this machine that the pools ask too much of; of a cluster nothing is known."""
+    if config.runtime.address:
+        return []
+    cuda = {pool: need for pool, need in sums.items() if resolve_device(config.pools[pool].device) == "cuda"}
+    shared = sum(need * config.pools[pool].devices_per_node for pool, need in sums.items() if pool not in cuda)
+    asked = [(f"a device of pool '{pool}'", need, device_bytes()) for pool, need in cuda.items()]
+    asked += [("the CPU pools", shared, machine_bytes())]
+    return [
+        f"warning    {human(need)} for {what}, and there are {human(has)}: lower model.max_tokens_per_device,"
+        " trainer.prompts_per_step or sampling.max_response_tokens, or use more devices"
+        for what, need, has in asked
+        if need > has
+    ]
+
+
+def _estimate(plan: Plan, role: str, size: ModelSize, num_devices: int) -> int:
+    config = plan.config
     half = config.model.precision == "bfloat16"
     if role in TRAINED:
         return trained_bytes(
@@ -89,5 +114,8 @@ def _estimate(config: Config, role: str, size: ModelSize, num_devices: int) -> i
         prompts = even_sizes(config.trainer.prompts_per_step, num_devices)[0]  # the largest share
         sequences = prompts * config.sampling.samples_per_prompt
         tokens = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+        at_once = getattr(plan.rollout.config, "max_batch_size", sequences)
+        at_once = min(at_once, max(1, getattr(plan.rollout.config, "max_batch_tokens", sequences * tokens) // tokens))
+        sequences = min(sequences, at_once)
         return rollout_bytes(size, num_sequences=sequences, max_tokens=tokens, half=half)
     return frozen_bytes(size) if role != "reward" else 0

@@ -21,12 +21,13 @@ def evaluate(roles: Roles, prompts: Batch, config: EvalConfig) -> tuple[dict[str
     Returns:
         Metrics `eval/reward` (mean), `eval/pass_rate`, `eval/pass_at_k`, `eval/samples`, `eval/response_length`; and the
         scored samples. A sample without a score counts as not passed and is left out of the mean; `eval/unscored` says
-        how many.
+        how many. A reward that fails ends the evaluation where `reward.on_error=raise`, and is told otherwise.
     """
     n = config.samples_per_prompt
     sampling: Sampling = replace(roles.sampling, temperature=config.temperature)
     samples = roles.rollout.generate(prompts, sampling, n)
     scored = samples | roles.reward.score(samples)
+    roles.verdicts(scored)
     reward, status, length = scored.fetch("reward", "reward_status", "num_loss_tokens")
     has_score = (status == 0).numpy()
     values = reward.numpy()

@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError, UserError, did_you_mean, did_you_mean_path
-from rlcore.models.load import copy_tokenizer
+from rlcore.models.load import TOKENIZER_FILES, copy_tokenizer
 from rlcore.registry import resolve
-from rlcore.trainer.checkpoint import Checkpoint, read_checkpoint
+from rlcore.trainer.checkpoint import Checkpoint, checkpoint_paths, newest, read_checkpoint
 
 _GIVE = "Give a run or one of its checkpoints:  outputs/RUN  or  outputs/RUN/checkpoints/step_000100"
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at a path; of a run's directory, or of its `checkpoints`, the newest.
+    """The checkpoint at a path; of a run's directory, or of its `checkpoints`, the newest that is complete.
 
     Raises:
         UserError: there is none.
     """
     for directory in (path, path / "checkpoints"):
-        steps = sorted(directory.glob("step_*")) if directory.is_dir() else []
-        if steps:
-            return read_checkpoint(steps[-1])
+        if paths := checkpoint_paths(directory):
+            return newest(directory) or read_checkpoint(paths[-1])
     if not path.is_dir():
         siblings = [p for p in path.parent.glob("*") if p.is_dir()]
         raise UserError(f"there is no directory {path}.{did_you_mean_path(path, siblings)}\n{_GIVE}")
@@ -54,6 +53,13 @@ def export(checkpoint: Checkpoint, target: Path, role: str = "actor") -> None:
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def is_model(directory: Path) -> bool:
+    """Whether what a backend saved is a Hugging Face model with its tokenizer already."""
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    config, found = (directory / "config.json").is_file(), any((directory / name).is_file() for name in weights)
+    return config and found and any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
 def role_directory(checkpoint: Checkpoint, role: str) -> Path:

@@ -11,15 +11,15 @@ from rlcore.config.schema import Config
 from rlcore.controller.group import Group, spawn
 from rlcore.controller.runtime import Runtime, make_runtime
 from rlcore.data.batch import Batch
-from rlcore.data.loader import PromptLoader, mix
+from rlcore.data.loader import mix
 from rlcore.hooks.manager import Hooks
 from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
-from rlcore.trainer.checkpoint import Checkpoints
-from rlcore.trainer.plan import Plan
+from rlcore.trainer.checkpoint import Checkpoints, hold
+from rlcore.trainer.plan import Plan, make_loader
 from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
-from rlcore.trainer.run import Run
+from rlcore.trainer.run import Run, error_text
 from rlcore.types import Sampling
 from rlcore.workers.model import ModelOptions
 
@@ -28,38 +28,35 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
     """Start what the plan says. When something fails on the way, what was started is ended."""
     config = plan.config
     runtime = make_runtime(config.runtime)
-    plan.directory.mkdir(parents=True, exist_ok=True)
+    lock = hold(plan.directory)
     info = RunInfo(name=plan.directory.name, directory=plan.directory, total_steps=config.trainer.steps)
     run = Run(
         config=config,
         directory=plan.directory,
         runtime=runtime,
         algorithm=plan.algorithm.resolved.object(plan.algorithm.config),
-        loader=PromptLoader(
-            len(plan.prompts.batch),
-            config.trainer.prompts_per_step,
-            config.run.seed,
-            config.data.shuffle,
-            plan.prompts.fingerprint,
-        ),
+        loader=make_loader(config, plan.prompts),
         prompts=plan.prompts.batch,
         eval_prompts=held_out(plan.eval_prompts, config) if plan.eval_prompts else None,
         checkpoints=Checkpoints(plan.directory / "checkpoints", config.checkpoint.keep_last),
         trackers=[tracker.resolved.object(tracker.config, info) for tracker in plan.trackers],
         hooks=hooks,
         versions=plan.versions,
+        lock=lock,
     )
     try:
+        run.signals.install()
         _start(plan, run)
     except BaseException as error:
         done = {"steps": run.counters.step, "total_steps": info.total_steps, "seconds": run.counters.seconds}
-        run.close({**done, "error": f"{type(error).__name__}: {error}".partition("\n")[0]})
+        run.close({**done, "error": error_text(error)})
         raise
     return run
 
 
 def _start(plan: Plan, run: Run) -> None:
     config, runtime = plan.config, run.runtime
+    run.checkpoints.sweep()
     if plan.resume is None:
         run.checkpoints.set_aside()
     trackers, run.trackers = run.trackers, []
@@ -181,9 +178,9 @@ def _environment(hooks: Hooks, config: Config, placement: Mapping[str, str], poo
 
 
 def held_out(prompts: Prompts, config: Config) -> Batch:
-    """Held-out prompts with seeds of their own, the same at every evaluation."""
+    """Held-out prompts, spread evenly over the file, with seeds of their own: the same at every evaluation."""
     count = min(config.eval.max_prompts, len(prompts.batch))
     seed = mix(config.run.seed, 1)
-    return prompts.batch.slice(0, count).with_rows(
+    return prompts.batch.take([i * len(prompts.batch) // count for i in range(count)]).with_rows(
         group_id=list(range(count)), seed=[mix(seed, i) for i in range(count)]
     )

@@ -9,13 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
 
-from rlcore.errors import ConfigError, NumericalError
+from rlcore.errors import ConfigError, InfrastructureError, NumericalError, RunError
 from rlcore.trainer.evaluate import evaluate
 from rlcore.trainer.run import Clock, Run, values
 
@@ -26,17 +23,18 @@ def train(run: Run) -> None:
     """Train until the configured step, or until a signal asks to stop; a checkpoint is written at the end."""
     error: BaseException | None = None
     try:
+        run.signals.in_steps = True
         run.hooks.run_start(run=run)
-        with _signals(run):
-            if run.counters.step == 0:
-                run.log(0, _evaluate(run))
-            while run.counters.step < run.config.trainer.steps and not run.stop_requested:
-                step(run)
-            save(run)
+        if run.counters.step == 0:
+            run.log(0, _evaluate(run))
+        while run.counters.step < run.config.trainer.steps and not run.signals.asked:
+            step(run)
+        save(run)
     except BaseException as raised:
         error = raised
         raise
     finally:
+        run.signals.in_steps = False
         run.hooks.run_end(run=run, error=error)
 
 
@@ -53,6 +51,7 @@ def step(run: Run) -> dict[str, float]:
     run.roles.sync(version=number)
     run.loader.consume(run.positions)
     run.counters.step = number
+    run.log_samples(number)
     metrics |= _count(run, metrics, clock)
     run.hooks.weights_synced(run=run, version=number, seconds=metrics.get("time_s/weight sync", 0.0))
     every = run.config.eval.every_steps
@@ -60,10 +59,9 @@ def step(run: Run) -> dict[str, float]:
         metrics |= _evaluate(run)
     metrics |= _of_plugins(run, metrics)
     run.log(number, metrics)
-    run.log_samples(number)
     run.hooks.step_end(run=run, step=number, metrics=metrics)
     _warn_of_mismatch(run, metrics.get("actor/rollout_logprob_gap", 0.0))
-    _stop_on_bad_numbers(run, metrics)
+    _stop_when_nothing_is_learned(run, metrics)
     _stop_on_gap(run, metrics)
     if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
         save(run)
@@ -77,13 +75,25 @@ def save(run: Run) -> None:
         return
     run.phase("checkpoint")
 
-    def save_roles(directory: Any) -> None:
+    def save_roles(directory: Path) -> None:
         for group in run.roles.trained():
             group.save(str(directory))
+            for seen in group.saved(str(directory)):
+                _check_arrived(directory / group.role, seen)
 
     path = run.checkpoints.write(run.counters.step, run.state(), save_roles)
     run.runtime.traffic.take()  # no part of the next step
     run.hooks.checkpoint_saved(run=run, step=run.counters.step, path=path)
+
+
+def _check_arrived(directory: Path, seen: Mapping[str, int]) -> None:
+    """What a node has of a checkpoint is here too, or it cannot be kept."""
+    for name, size in seen.items():
+        if not (directory / name).is_file() or (directory / name).stat().st_size != size:
+            raise InfrastructureError(
+                f"{directory / name} is there on the node of role '{directory.name}', and not on this one\n"
+                "The run's directory must be on a disk that all nodes share:  run.directory=DIR"
+            )
 
 
 def _evaluate(run: Run) -> dict[str, float]:
@@ -130,6 +140,7 @@ def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float
         "perf/tokens_per_second": tokens / seconds,
         "perf/controller_share": max(0.0, 1.0 - busy / seconds),
         "controller/bytes": float(traffic.num_bytes),
+        "progress/samples": float(counters.samples),
         **{f"time_s/{name}": spent for name, spent in traffic.busy_s.items()},
     }
 
@@ -148,17 +159,25 @@ def _warn_of_mismatch(run: Run, gap: float) -> None:
         )
 
 
-def _stop_on_bad_numbers(run: Run, metrics: dict[str, float]) -> None:
-    """Skipped updates are counted; too many in a row end the run, with the sample ids saved."""
-    skipped = metrics.get("actor/skipped", 0.0) > 0 or math.isnan(metrics.get("actor/loss", 0.0))
-    run.counters.skipped_in_a_row = run.counters.skipped_in_a_row + 1 if skipped else 0
-    if run.counters.skipped_in_a_row < run.config.trainer.max_skipped_steps:
+def _stop_when_nothing_is_learned(run: Run, metrics: dict[str, float]) -> None:
+    """Steps whose update was skipped, or had no samples; too many in a row end the run, with the sample ids saved."""
+    names = [group.role for group in run.roles.trained()]
+    skipped = any(metrics.get(f"{it}/skipped", 0.0) > 0 or math.isnan(metrics.get(f"{it}/loss", 0.0)) for it in names)
+    idle = metrics.get("actor/updates") == 0 and "reward/mean" not in metrics  # answers that are all alike are no fault
+    count = run.counters.skipped_in_a_row = run.counters.skipped_in_a_row + 1 if skipped or idle else 0
+    if count < run.config.trainer.max_skipped_steps:
         return
+    if idle:
+        raise RunError(
+            f"{count} steps in a row changed nothing: no sample of the last one had a reward\n"
+            f"Look at reward/num_* and samples.jsonl in {run.directory}, mend the reward or the data, or allow more: "
+            f" trainer.max_skipped_steps={10 * count}"
+        )
     path = run.directory / "bad_samples.json"
     samples = run.scored.fetch("sample_id").tolist() if run.scored is not None else []
     path.write_text(json.dumps({"step": run.counters.step, "sample_ids": samples}))
     raise NumericalError(
-        f"{run.counters.skipped_in_a_row} steps in a row had a loss or gradient that is not finite.\n"
+        f"{count} steps in a row had a loss or gradient that is not finite.\n"
         f"The samples of the last one are listed in {path}; try a lower optimizer.lr."
     )
 
@@ -173,24 +192,3 @@ def _stop_on_gap(run: Run, metrics: dict[str, float]) -> None:
             "Give both the same model.precision and the newest weights, or allow more:"
             f"  trainer.max_logprob_gap={2 * gap:.2g}"
         )
-
-
-@contextmanager
-def _signals(run: Run) -> Iterator[None]:
-    """SIGTERM and the first ctrl-C finish the step and write a checkpoint; a second ctrl-C abandons at once."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if run.stop_requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        run.stop_requested = True
-        run.phase("stopping after this step; ctrl-C again abandons it")
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: a notebook or a test; there is nobody to press ctrl-C
-        before = {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

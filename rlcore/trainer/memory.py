@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class ModelSize:
     hidden_size: int
     num_kv_values: int
     """Numbers of keys and values per token and layer."""
+    vocab_size: int = 0
 
     @classmethod
     def read(cls, path: Path) -> ModelSize:
@@ -53,6 +55,7 @@ class ModelSize:
             num_layers=config.num_hidden_layers,
             hidden_size=config.hidden_size,
             num_kv_values=2 * kv_heads * head_dim,
+            vocab_size=config.vocab_size,
         )
 
 
@@ -80,6 +83,21 @@ def rollout_bytes(size: ModelSize, *, num_sequences: int, max_tokens: int, half:
     """Weights, and keys and values of the sequences that run together."""
     width = 2 if half else _FLOAT32
     return size.num_parameters * width + num_sequences * max_tokens * size.num_layers * size.num_kv_values * width
+
+
+def device_bytes() -> int:
+    """Of the first GPU."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def machine_bytes() -> int:
+    """Of this machine, or what its control group may use of it."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    words = limit.read_text().strip() if limit.exists() else "max"
+    return min(whole, int(words)) if words.isdigit() else whole
 
 
 def human(num_bytes: float) -> str:

@@ -15,14 +15,16 @@ from typing import Any
 
 from rlcore.config.build import build_plugin
 from rlcore.config.schema import Choice, Config
-from rlcore.errors import ConfigError, did_you_mean
+from rlcore.data.loader import PromptLoader
+from rlcore.errors import ConfigError, ModelError, did_you_mean
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.registry import Resolved, resolve
 from rlcore.rewards.executor import RewardSpec
 from rlcore.rewards.scorer import build_reward
 from rlcore.rewards.signature import check_columns
-from rlcore.trainer.checkpoint import Checkpoint, Checkpoints
+from rlcore.trainer.checkpoint import Checkpoint, newest
+from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, load_prompts
 from rlcore.types import STANDARD_COLUMNS
 
@@ -88,7 +90,8 @@ def make_plan(config: Config, directory: Path) -> Plan:
     eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(rewards, data)
-        _check_demonstrations(config, getattr(instance, "demonstrations", ()), data)
+        if data is prompts or hasattr(instance, "evaluate"):
+            _check_demonstrations(config, getattr(instance, "demonstrations", ()), data)
     _check_columns(config, instance, workers, prompts)
     if getattr(instance, "compares_samples", False) and config.sampling.samples_per_prompt == 1:
         logger.warning(
@@ -111,7 +114,18 @@ def make_plan(config: Config, directory: Path) -> Plan:
         reads={role: _travelling(columns, instance) for role, columns in instance.reads().items()},
         prompts=prompts,
         eval_prompts=eval_prompts,
-        resume=_find_checkpoint(config, directory, workers),
+        resume=_find_checkpoint(config, directory, workers, make_loader(config, prompts)),
+    )
+
+
+def make_loader(config: Config, prompts: Prompts) -> PromptLoader:
+    """Which prompt comes next in a run with this config."""
+    return PromptLoader(
+        len(prompts.batch),
+        config.trainer.prompts_per_step,
+        config.run.seed,
+        config.data.shuffle,
+        prompts.fingerprint,
     )
 
 
@@ -191,7 +205,18 @@ def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
                     f"{setting}={own} has another tokenizer than model.path={config.model.path}\n"
                     "Both read the same token ids: choose models of one family."
                 )
+        _check_vocabulary(setting if own else "model.path", models[role.name])
     return models
+
+
+def _check_vocabulary(setting: str, path: str) -> None:
+    """Every token that the tokenizer may give has its row in the embedding."""
+    highest, size = max(load_tokenizer(path).get_vocab().values()), ModelSize.read(check_directory(path)).vocab_size
+    if highest >= size:
+        raise ModelError(
+            f"{setting}={path}: its tokenizer has token ids up to {highest}, and the model has {size} tokens\n"
+            "Give the tokenizer that belongs to the model, or enlarge it:  model.resize_token_embeddings(len(tokenizer))"
+        )
 
 
 def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
@@ -258,10 +283,13 @@ def _travelling(columns: Sequence[str], algorithm: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["input_ids", "loss_mask", *engine, *columns]))
 
 
-def _find_checkpoint(config: Config, directory: Path, workers: Collection[str]) -> Checkpoint | None:
+def _find_checkpoint(
+    config: Config, directory: Path, workers: Collection[str], loader: PromptLoader
+) -> Checkpoint | None:
+    """Where the run goes on; refused when it would draw other prompts, or has roles that the checkpoint lacks."""
     if config.run.resume == "never":
         return None
-    latest = Checkpoints(directory / "checkpoints", config.checkpoint.keep_last).latest()
+    latest = newest(directory / "checkpoints")
     if latest is None and config.run.resume == "must":
         siblings = [path.name for path in directory.parent.glob("*") if path != directory]
         near = difflib.get_close_matches(directory.name, siblings, n=1)
@@ -278,4 +306,6 @@ def _find_checkpoint(config: Config, directory: Path, workers: Collection[str]) 
             f"{latest.path} has no model of role '{new[0]}': it was trained with algorithm={before}\n"
             f"Type  algorithm={before}   or start a new run:  run.name=NAME"
         )
+    if latest is not None:
+        loader.load_state_dict(latest.state["loader"])
     return latest

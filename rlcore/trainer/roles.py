@@ -15,7 +15,7 @@ from rlcore.config.schema import RewardConfig
 from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
 from rlcore.protocols.transfer import Transfer
-from rlcore.rewards.pipeline import settle
+from rlcore.rewards.pipeline import Settled, settle
 from rlcore.types import Mean, Metrics, Sampling
 from rlcore.workers.reward import PART_PREFIX, outcomes
 
@@ -93,7 +93,7 @@ class Roles:
     def score(self, samples: Batch) -> Batch:
         """Add rewards; a sample without one is dropped and counted, or ends the run, as `reward.on_error` says."""
         scored = samples | self.reward.score(samples)
-        settled = settle(outcomes(scored), self._reward_config.on_error)
+        settled = self.verdicts(scored)
         values, keep = np.array(settled.rewards, dtype=np.float32), np.array(settled.keep, dtype=bool)
         self._note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
         for status, count in settled.counts.items():
@@ -105,10 +105,6 @@ class Roles:
                 part = scored.fetch(name)
                 present = ~part.isnan()
                 self._note(f"reward/{name.removeprefix(PART_PREFIX)}", part[present].sum(), present.sum())
-        if settled.messages:
-            logger.warning(
-                "%d of %d samples have no verdict: %s", len(settled.messages), len(keep), settled.messages[0]
-            )
         if keep.any():
             self._note("reward/mean", values[keep].sum(), keep.sum())
             self._note("reward/std", values[keep].std(), 1.0)
@@ -116,6 +112,15 @@ class Roles:
             logger.warning("no sample of this step has a reward; nothing is learned from it")
         self._on_scored(scored)
         return scored.with_rows(reward=values).take(np.flatnonzero(keep))
+
+    def verdicts(self, scored: Batch) -> Settled:
+        """What the rewards said, as numbers; those that failed are told, or end the run, as `reward.on_error` says."""
+        settled = settle(outcomes(scored), self._reward_config.on_error)
+        if settled.messages:
+            logger.warning(
+                "%d of %d samples have no verdict: %s", len(settled.messages), len(scored), settled.messages[0]
+            )
+        return settled
 
     def sync(self, version: int) -> None:
         """Bring the actor's weights to the rollout as `version`, where there is one."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlcore.config.build import flatten, to_plain
 from rlcore.config.schema import Config
@@ -18,6 +18,7 @@ from rlcore.hooks.manager import Hooks
 from rlcore.protocols.tracker import SampleRecord, SupportsPhase, Tracker
 from rlcore.trainer.checkpoint import Checkpoints
 from rlcore.trainer.roles import Roles
+from rlcore.trainer.signals import Signals
 from rlcore.types import Metrics
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,12 @@ class Run:
     scored: Batch | None = None
     """The samples of this step, as scored, before any was dropped."""
     warned_of_gap: bool = False
-    stop_requested: bool = False
+    lock: TextIO
+    """Open as long as the run has its directory for itself."""
+    signals: Signals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.signals = Signals(lambda: self.phase("stopping after this step; ctrl-C again abandons it"))
 
     def next_prompts(self, count: int) -> Batch:
         """Prompts for this step, noted in `positions`."""
@@ -100,12 +106,14 @@ class Run:
             tracker.log_samples(step, records)
 
     def close(self, summary: Mapping[str, object]) -> None:
-        """End hosts and trackers."""
+        """End hosts and trackers, and let go of the directory."""
         try:
             self.runtime.shutdown()
         finally:
             for tracker in self.trackers:
                 tracker.finish(summary)
+            self.lock.close()
+            self.signals.restore()
 
     def state(self) -> dict[str, Any]:
         """JSON data for a checkpoint, besides what the roles write."""
@@ -133,6 +141,13 @@ class Run:
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name) and not name.startswith("run."):
                 logger.warning("%s is %s; it was %s up to this checkpoint", name, now.get(name), before.get(name))
+
+
+def error_text(error: BaseException) -> str:
+    """What ended a run, in one line."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "interrupted"
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 class Clock:

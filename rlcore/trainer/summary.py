@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.trainer.run import Run
+from rlcore.trainer.run import Run, error_text
 
 
 def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -> dict[str, Any]:
@@ -15,6 +15,7 @@ def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -
     counters = run.counters
     latest = run.checkpoints.latest()
     directory = _short(run.directory)
+    verb, target = ("eval", "--samples samples.jsonl") if run.config.data.eval else ("export", "my-model")
     typed = " ".join(shlex.quote(item) for item in overrides if not item.startswith(("run.name=", "run.resume=")))
     summary: dict[str, Any] = {
         "steps": counters.step,
@@ -26,13 +27,16 @@ def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -
         "reward_last": counters.last_reward,
         "eval_first": counters.first_eval,
         "eval_last": counters.last_eval,
-        "error": _text(error),
+        "error": error_text(error) if error else None,
         "directory": str(directory),
-        "metrics_path": str(directory / "metrics.jsonl"),
-        "samples_path": str(directory / "samples.jsonl"),
+        **{
+            f"{name}_path": str(directory / f"{name}.jsonl")
+            for name in ("metrics", "samples")
+            if (run.directory / f"{name}.jsonl").exists()
+        },
         "checkpoint": str(_short(latest.path)) if latest else None,
         "resume_command": f"rlcore train {typed} run.name={run.directory.name}" if latest else None,
-        "next_command": f"rlcore eval {shlex.quote(str(directory))} --samples samples.jsonl" if latest else None,
+        "next_command": f"rlcore {verb} {shlex.quote(str(directory))} {target}" if latest else None,
     }
     return {name: value for name, value in summary.items() if value is not None}
 
@@ -40,9 +44,3 @@ def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -
 def _short(path: Path) -> Path:
     """As one would type it here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def _text(error: BaseException | None) -> str | None:
-    if error is None:
-        return None
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}".split("\n")[0]

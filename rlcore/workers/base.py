@@ -43,6 +43,12 @@ class Worker:
         self.save_to(target)
 
     @dispatch("all")
+    def saved(self, directory: str) -> dict[str, int]:
+        """Names and sizes of what this rank's node sees in directory/role, asked when all ranks have saved."""
+        target = Path(directory) / self.context.role
+        return {str(it.relative_to(target)): it.stat().st_size for it in target.rglob("*") if it.is_file()}
+
+    @dispatch("all")
     def load(self, directory: str) -> None:
         """The inverse of `save`."""
         self.load_from(Path(directory) / self.context.role)

@@ -24,7 +24,8 @@ class PolicyWorker(TrainedWorker):
 
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
         """How far the engine's log-probs are from the trainer's, under the weights that sampled."""
-        if "rollout_log_probs" not in batch or out.log_probs is None:
+        known = "old_log_probs" in batch or getattr(self.algorithm, "on_policy", True)
+        if "rollout_log_probs" not in batch or out.log_probs is None or not known:
             return {}
         mask = batch["loss_mask"]
         trainer = batch["old_log_probs"] if "old_log_probs" in batch else out.log_probs.detach()

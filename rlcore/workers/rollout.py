@@ -50,6 +50,8 @@ class RolloutWorker(Worker):
         """
         requests = _requests(prompts, sampling, samples_per_prompt)
         samples = asyncio.run(_drain(self.engine, requests))
+        if len(samples) < len(requests):
+            return prompts.take([])  # not collected: the engine's samples come from another rank
         return samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
@@ -84,6 +86,8 @@ def _requests(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> li
 
 async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:
     by_request = {sample.request_id: sample async for sample in engine.generate(requests)} if requests else {}
+    if not by_request and not engine.mesh.returns:
+        return []
     missing = [request.request_id for request in requests if request.request_id not in by_request]
     if missing:
         raise RuntimeError(f"the rollout returned no sample for {len(missing)} of {len(requests)} requests")

@@ -1,0 +1,103 @@
+"""Seconds to bring 100 MB of weights to a vLLM engine, each way, against one copy of the bytes.
+
+    python benchmarks/weight_sync.py           (about three minutes; in an environment with rlcore-vllm)
+
+A Llama of 100 MB, float32 on a CPU. `inprocess` and `object_store` are whole syncs of a run, in one process and between
+two pools of Ray; `files` is the way to a server that runs already. The best of some turns.
+"""
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+from rlcore_vllm import VLLMConfig, VLLMRollout
+from rlcore_vllm.http import call
+from rollout import save_model
+
+from rlcore.cli.train import plan_run
+from rlcore.errors import InfrastructureError
+from rlcore.models.load import copy_tokenizer, load_model
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.quickstart import cache_directory, prepare
+from rlcore.trainer.launch import launch
+from rlcore.trainer.loop import step
+
+TURNS, HIDDEN, LAYERS = 5, 512, 6
+_START_S = 120
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="rlcore-bench-") as directory:
+        path = f"{directory}/model"
+        save_model(path, HIDDEN, LAYERS)
+        copy_tokenizer(prepare(cache_directory(), progress=print).model, type(cache_directory())(path))
+        weights = dict(load_model(path).named_parameters())
+        size = sum(tensor.nbytes for tensor in weights.values()) / 1e8
+        print(f"{size:.2f} × 100 MB in {len(weights)} tensors; seconds for 100 MB")
+        kept = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
+        copied = best(lambda: [kept[name].copy_(tensor.detach()) for name, tensor in weights.items()])
+        report("one copy", copied / size, copied / size)
+        for name, own in (("inprocess", ["runtime=local"]), ("object_store", ["placement=split"])):
+            seconds, share = of_a_run([f"model.path={path}", f"run.directory={directory}", *own])
+            report(name, seconds / size, copied / size, f"{share:.1%} of a step")
+        report("files", to_a_server(path, weights) / size, copied / size)
+
+
+def of_a_run(overrides):
+    """Seconds of a sync, and its share of a step."""
+    fixed = ["preset=quickstart", "rollout=vllm", "trackers=[]", "trainer.steps=1000", "eval.every_steps=0"]
+    run = launch(*plan_run([*fixed, "trainer.prompts_per_step=4", f"run.name=b{time.time_ns()}", *overrides]))
+    try:
+        found = [step(run) for _ in range(3)][1:]
+        shares = [metrics["time_s/weight sync"] / metrics["perf/step_s"] for metrics in found]
+        return best(lambda: run.roles.sync(version=9)), min(shares)
+    finally:
+        run.runtime.shutdown()
+
+
+def to_a_server(path, weights):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_S
+    server = subprocess.Popen(
+        [sys.executable, "-m", "rlcore_vllm.serve", path, "--port", str(port), "--kv-cache-gb", "0.25"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while True:
+            try:
+                call(url, "GET", "/v1/models", timeout_s=2)
+                break
+            except InfrastructureError:
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        engine = VLLMRollout(VLLMConfig(url=url), model=ModelConfig(path=path), context=RolloutContext())
+        return best(lambda: engine.load_weights(iter(weights.items()), 1))
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def best(action):
+    times = []
+    for _ in range(TURNS):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def report(name, seconds, copied, note=""):
+    print(f"  {name:<14}{seconds:>8.3f} s   {seconds / copied:>5.1f} × one copy   {note}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Write docs/reference.md from the code:  python docs/make_reference.py
+
+Protocols, hooks, columns, settings with their defaults, and errors, each with the words that stand in the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rlcore import errors
+from rlcore.config.build import to_plain
+from rlcore.config.schema import Choice, Config
+from rlcore.hooks import specs
+from rlcore.protocols import PROTOCOLS
+from rlcore.registry import KINDS
+from rlcore.registry import errors as plugin_errors
+from rlcore.types import STANDARD_COLUMNS
+
+TARGET = Path(__file__).with_name("reference.md")
+CHOSEN = {
+    "algorithm": ["rlcore.algorithms.grpo:GRPOConfig", "rlcore.algorithms.ppo:PPOConfig"],
+    "backend": ["rlcore.backends.local:LocalConfig"],
+    "rollout": ["rlcore.rollouts.hf:HFConfig"],
+    "trackers": ["rlcore.trackers.wandb:WandbConfig"],
+}
+"""Section -> the settings of the built-in plugins that have some."""
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [
+        "# Reference",
+        "Written by `python docs/make_reference.py` from the code; do not edit.",
+        f"Kinds of plugins, each the entry-point group `rlcore.KIND`: {', '.join(KINDS)}.",
+        "## Protocols",
+        *protocols(),
+        "## Hooks",
+        "All of them run on the controller. A plugin implements those that it wants, marked with `@rlcore.hookimpl`.",
+        table(("hook", "when"), hooks()),
+        "## Columns",
+        "`token`: one value per token; `row`: one per sample; `object`: Python objects, one per sample.",
+        table(("column", "level", "type", "meaning", "written by"), map(dataclasses.astuple, STANDARD_COLUMNS)),
+        "## Settings",
+        "`rlcore train SETTING=VALUE`; `rlcore config` prints them all, with who gave them.",
+        table(("setting", "default", "meaning"), settings()),
+        "## Errors",
+        "An indented class is a kind of the one above. A `UserError` ends a command with exit code 2, all others with 1.",
+        "\n".join(error_tree()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: tuple[str, ...], rows: Any) -> str:
+    """A Markdown table; the first cell is code."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for first, *rest in rows:
+        cells = [f"`{first}`", *(" ".join(str(cell).split()).replace("|", "\\|") for cell in rest)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def protocols() -> Iterator[str]:
+    """Each protocol with its attributes and methods, as they stand in the source."""
+    for kind, protocol in PROTOCOLS.items():
+        module = inspect.getmodule(protocol)
+        assert module is not None, protocol
+        yield f"### {kind}: `{protocol.__name__}`"
+        yield clean(module.__doc__).split("\n\n", 1)[-1]
+        yield f"```python\n{inspect.getsource(protocol).rstrip()}\n```"
+
+
+def hooks() -> Iterator[tuple[str, str]]:
+    for name, function in vars(specs).items():
+        if name.startswith("rlcore_"):
+            yield f"{name}({', '.join(inspect.signature(function).parameters)})", clean(function.__doc__)
+
+
+def settings() -> Iterator[tuple[str, str, str]]:
+    """Every leaf of the core, then those of the built-in plugins."""
+    yield from leaves(Config, "")
+    for section, places in CHOSEN.items():
+        for place in places:
+            module, _, name = place.partition(":")
+            owner = name.removesuffix("Config").lower()
+            key = f"trackers=[{{name: {owner}}}]" if section == "trackers" else section
+            for setting, default, words in leaves(getattr(importlib.import_module(module), name), key):
+                yield setting, default, f"({owner}) {words}"
+
+
+def leaves(cls: Any, key: str, instance: Any = None) -> Iterator[tuple[str, str, str]]:
+    """(setting, default, words) of a dataclass, its sections included; `instance` has the defaults where it is given."""
+    words, types = field_docs(cls), get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name = f"{key}.{field.name}" if key else field.name
+        default = default_of(field) if instance is None else getattr(instance, field.name)
+        if dataclasses.is_dataclass(types[field.name]) and types[field.name] is not Choice:
+            own = None if default is dataclasses.MISSING else default
+            yield from leaves(types[field.name], name, own)
+        elif isinstance(default, dict) and default and dataclasses.is_dataclass(next(iter(default.values()))):
+            value = next(iter(default.values()))
+            yield from leaves(type(value), f"{name}.NAME", value)
+        else:
+            yield name, shown(default), words.get(field.name, "")
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else dataclasses.MISSING
+
+
+def shown(default: Any) -> str:
+    if default is dataclasses.MISSING:
+        return "required"
+    plain = to_plain(default)
+    if isinstance(plain, dict) and set(plain) == {"name"}:
+        plain = plain["name"]
+    return f"`{plain}`" if plain != "" else "empty"
+
+
+def field_docs(cls: Any) -> dict[str, str]:
+    """The string under each field, also of the classes that it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(node, ast.ClassDef), base
+        for field, after in zip(node.body, node.body[1:]):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+                found[field.target.id] = clean(ast.literal_eval(after.value))
+    return found
+
+
+def error_tree() -> Iterator[str]:
+    """Every class of rlcore.errors and rlcore.registry.errors, below the first class that it extends."""
+    classes = [
+        value
+        for module in (errors, plugin_errors)
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, errors.RlcoreError) and value.__module__ == module.__name__
+    ]
+
+    def below(cls: type, depth: int) -> Iterator[str]:
+        others = [base.__name__ for base in cls.__bases__[1:]]
+        also = f" (also {', '.join(others)})" if others else ""
+        yield f"{'  ' * depth}- `{cls.__module__}.{cls.__name__}`{also}: {' '.join(clean(cls.__doc__).split())}"
+        for child in classes:
+            if child.__bases__[0] is cls:
+                yield from below(child, depth + 1)
+
+    yield from below(errors.RlcoreError, 0)
+
+
+def clean(text: str | None) -> str:
+    return inspect.cleandoc(text or "")
+
+
+if __name__ == "__main__":
+    TARGET.write_text(reference(), encoding="utf-8")
+    print(f"{TARGET} is written")

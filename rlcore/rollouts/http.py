@@ -1,0 +1,110 @@
+"""JSON over HTTP to a server of an engine, with the standard library: for rollouts whose engine runs already.
+
+`call` blocks, `acall` is for many requests at once; both end at a deadline. No proxies: an engine is a neighbour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlcore.errors import DeadlineExceeded, InfrastructureError
+
+
+class BadAnswer(InfrastructureError):
+    """The server answered with an error; `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is. Example: Server("http://localhost:30000", engine="SGLang", timeout_s=600)"""
+
+    url: str
+    engine: str
+    """Its name, for errors."""
+    timeout_s: float
+    """For any one answer."""
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The decoded answer.
+
+        Raises:
+            InfrastructureError: nobody answers; a BadAnswer where the answer is an error.
+            DeadlineExceeded: no answer in time.
+        """
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=self.timeout_s)
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, parts.path + path, content, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return self._decoded(path, response.status, response.read())
+        except TimeoutError as error:
+            raise self._late(path) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(path, error) from error
+        finally:
+            connection.close()
+
+    async def acall(self, path: str, body: Any) -> Any:
+        """`call` with POST."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                status, content = await self._post(path, json.dumps(body).encode())
+        except TimeoutError as error:
+            raise self._late(path) from error
+        except (OSError, ValueError, IndexError) as error:
+            raise self._silent(path, error) from error
+        return self._decoded(path, status, content)
+
+    async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and content. In HTTP/1.0 the end of the answer is the end of the connection."""
+        parts = urlsplit(self.url)
+        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        port = parts.port or (443 if secure else 80)
+        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
+        try:
+            head = (
+                f"POST {parts.path}{path} HTTP/1.0\r\nHost: {parts.netloc}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            await writer.drain()
+            answer = await reader.read(-1)
+        finally:
+            writer.close()
+        head_bytes, _, content = answer.partition(b"\r\n\r\n")
+        return int(head_bytes.split(maxsplit=2)[1]), content
+
+    def _decoded(self, path: str, status: int, content: bytes) -> Any:
+        if status != 200:
+            text = content.decode(errors="replace").strip()[:500]
+            raise BadAnswer(
+                f"the {self.engine} server at {self.url} answered {path} with {status}: {text}\nSee its log.", status
+            )
+        try:
+            return json.loads(content) if content else None
+        except ValueError:  # some say yes in plain text
+            return content.decode(errors="replace")
+
+    def _late(self, path: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the {self.engine} server at {self.url} did not answer {path} within {self.timeout_s:g} s\n"
+            "Wait longer:  rollout.timeout_s=3600   or see the server's log"
+        )
+
+    def _silent(self, path: str, error: Exception) -> InfrastructureError:
+        return InfrastructureError(
+            f"no whole answer from a {self.engine} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
+            "Start it, or start it again; the README of the plugin has the line to type."
+        )

@@ -1,0 +1,45 @@
+"""SIGTERM and ctrl-C, from before the first process is started until all are ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """During steps the first signal asks for an end with a checkpoint; before and after, it ends the run at once.
+
+    A second ctrl-C always ends it at once. `asked` is the number of the first signal, 0 without one.
+    """
+
+    def __init__(self, on_ask: Callable[[], None]) -> None:
+        self.asked = 0
+        self.in_steps = False
+        self._on_ask = on_ask
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Handle signals from now on; outside the main thread, in a notebook or a test, there is nobody to send one."""
+        try:
+            self._before = {number: signal.signal(number, self._ask) for number in _CAUGHT}
+        except ValueError:
+            self._before = {}
+
+    def restore(self) -> None:
+        """Handle them as before `install`."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        first, self.asked = not self.asked, self.asked or number
+        if number == signal.SIGINT and not (first and self.in_steps):
+            raise KeyboardInterrupt
+        if first and not self.in_steps:
+            raise SystemExit(128 + number)
+        if first:
+            self._on_ask()
