@@ -1,0 +1,271 @@
+"""`fsdp`: one model sharded over all devices of its pool. The same results as `local`, whatever the grid.
+
+Every method but `offload` is collective: ranks plan their own micro-batches and then all run as many as the longest plan
+has, the missing ones on a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlcore.backends.optimizer import lr_at
+from rlcore.data.batch import Batch
+from rlcore.data.packing import plan_micro_batches
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
+from rlcore_fsdp import checkpoint, lora, memory
+from rlcore_fsdp.attention import Layout
+from rlcore_fsdp.checkpoint import MODEL, State
+from rlcore_fsdp.config import FSDPConfig, check_versions
+from rlcore_fsdp.mesh import make_grid
+from rlcore_fsdp.model import PackedModel, build
+from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
+
+_with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
+"""Models of this process that have adapters: a reference is the policy's own model with its adapters off."""
+
+
+class FSDPBackend:
+    """One rank of one model."""
+
+    Config = FSDPConfig
+
+    def __init__(
+        self, config: FSDPConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
+    ) -> None:
+        check_versions()
+        self._config, self._model_config, self._optimizer_config = config, model, optimizer
+        self._context, self._device = context, torch.device(context.device)
+        self._grid = make_grid(config, context)
+        self.mesh = self._grid.here
+        self._packed = self._share_or_build()
+        self._num_steps = 0
+        names: dict[nn.Parameter, str] = {}
+        if context.trained:
+            self._packed.is_trained = True
+            names = self._packed.trained_parameters(adapters=config.lora_rank > 0)
+        elif not config.lora_rank:
+            self._packed.requires_grad_(False)
+        self._names = names
+        for parameter in self._packed.parameters() if context.trained else ():
+            parameter.requires_grad_(parameter in names)
+        self._partial = [parameter for parameter, name in names.items() if name in self._packed.partial]
+        matrices = self._matrices() if config.optimizer == "muon" else set()
+        self._optimizer = Optimizers(names, optimizer, matrices) if context.trained else None
+        self._save_group = dist.new_group(backend="gloo")
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
+        """Outputs of all tokens under `loss_mask`, in batch order."""
+        found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
+        offsets = batch.offsets()
+        with self._adapters_as_they_should_be():
+            for rows in self._plan(batch):
+                out, _ = self._outputs(batch.take(rows), temperature, "forward")
+                if not rows:
+                    continue
+                where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
+                for name, column in found.items():
+                    column[where.to(self._device)] = getattr(out, name)
+        self._packed.settle()
+        return TokenOutputs(**found)
+
+    def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
+        """Accumulate the gradients of every micro-batch."""
+        assert self._optimizer is not None, "forward_backward on a frozen model"
+        plan, metrics = self._plan(batch), []
+        share_gradients: Any = self._packed.set_requires_gradient_sync
+        for i, rows in enumerate(plan):
+            last = i == len(plan) - 1
+            share_gradients(last or self._config.reduce_gradients == "every")
+            micro_batch = batch if len(rows) == len(batch) else batch.take(rows)
+            out, total = self._outputs(micro_batch, temperature, "forward and backward")
+            if rows:
+                scalar, of_this = loss(out, micro_batch)
+                metrics.append(of_this)
+                # FSDP averages over ranks, and a loss is to be summed
+                total = total + scalar * self._grid.averaged_over
+            with self._explained("forward and backward", micro_batch.num_tokens):
+                total.backward()  # type: ignore[no-untyped-call]
+        return merge_metrics(metrics)
+
+    def step(self) -> Metrics:
+        """Clip, optimise; a gradient that is not finite changes nothing."""
+        assert self._optimizer is not None, "step on a frozen model"
+        lr = lr_at(self._optimizer_config, self._num_steps, self._context.total_steps)
+        sum_over_tensor_axis(self._partial, self._grid)
+        norm = gradient_norm(self._names, self._grid)
+        if not bool(torch.isfinite(norm)):
+            self._optimizer.zero()
+            return {"skipped": Mean(1.0), "lr": Mean(lr)}
+        if self._optimizer_config.clip_grad_norm:
+            clip(self._names, norm, self._optimizer_config.clip_grad_norm)
+        with self._explained("optimiser step", 0):
+            self._optimizer.step(lr)
+        self._num_steps += 1
+        return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters under their Hugging Face names, gathered one at a time, adapters merged; the value head not.
+
+        With precision=bfloat16 they come in bfloat16, which is what the model computes with, and half as many bytes.
+        """
+        parameters = dict(self._packed.model.named_parameters())
+        scaling = lora.scaling_of(self._config) if self._config.lora_rank else 1.0
+        for name, parameter in parameters.items():
+            if lora.is_adapter(name):
+                continue
+            layer, _, part = name.partition(".base_layer.")
+            factor = f"{layer}.lora_A.{lora.ADAPTER}.weight"
+            if part != "weight" or factor not in parameters:
+                yield lora.plain_name(name), self._whole(parameter, cast=True)
+                continue
+            a, b = (self._whole(parameters[key]) for key in (factor, factor.replace("lora_A", "lora_B")))
+            yield lora.plain_name(name), self._cast(lora.merged(self._whole(parameter), a, b, scaling))
+
+    def save(self, directory: Path) -> None:
+        """Each rank writes its shard; with adapters, only these."""
+        self._begin_save(directory, wait=True).finish()
+        dist.barrier(group=self._save_group)
+
+    def save_async(self, directory: Path) -> checkpoint.Saving:
+        """Return after a copy to host memory; training may go on. Every rank calls `finish` of the result later."""
+        return self._begin_save(directory, wait=False)
+
+    def load(self, directory: Path) -> None:
+        """Read everything into new tensors, and only then change anything. Any number of ranks may have written it."""
+        state = checkpoint.read_state(directory)
+        fresh = {name: torch.empty_like(tensor) for name, tensor in self._kept().items()}
+        checkpoint.check_same_model(directory, state, self._class_name(), fresh)
+        moments = self._optimizer.empty_tensors(state.tensors) if self._optimizer is not None else {}
+        checkpoint.read_tensors(directory, {**fresh, **moments}, self._save_group)
+        with torch.no_grad():
+            for name, tensor in self._kept().items():
+                tensor.copy_(fresh[name])
+        if self._optimizer is not None:
+            self._optimizer.restore(moments, state.counters)
+        self._num_steps = state.num_steps
+
+    @staticmethod
+    def export(source: Path, target: Path) -> None:
+        """A Hugging Face model; of adapters the merged model, and themselves in `adapter/` as peft reads them."""
+        checkpoint.export(source, target)
+
+    def offload(self) -> None:
+        self._move("cpu")
+
+    def reload(self) -> None:
+        self._move(str(self._device))
+
+    def _share_or_build(self) -> PackedModel:
+        config, model, context = self._config, self._model_config, self._context
+        if not config.lora_rank:
+            return build(model, config, self._grid, context)
+        key = (model.path, model.precision, context.head, context.device, context.seed, config)
+        found = _with_adapters.get(key)
+        if found is None or (context.trained and found.is_trained):
+            found = _with_adapters[key] = build(model, config, self._grid, context)
+        return found
+
+    def _adapters_as_they_should_be(self) -> AbstractContextManager[None]:
+        if self._config.lora_rank and not self._context.trained:
+            return lora.adapters_off(self._packed.model)
+        return nullcontext()
+
+    def _output_names(self) -> tuple[str, ...]:
+        return ("log_probs", "entropy") if self._context.head == "token" else ("values",)
+
+    def _plan(self, batch: Batch) -> list[list[int]]:
+        """Rows of each micro-batch; all ranks have equally many, some of them empty."""
+        max_tokens = self._model_config.max_tokens_per_device * self._config.context_parallel
+        plan = plan_micro_batches(batch.lengths.cpu().numpy(), max_tokens)
+        longest = torch.tensor([len(plan)], device=self._device)
+        if self.mesh.world_size > 1:
+            all_reduce(longest, dist.group.WORLD, dist.ReduceOp.MAX)  # type: ignore[arg-type]
+        return plan + [[]] * (int(longest) - len(plan))
+
+    def _outputs(self, batch: Batch, temperature: float, phase: str) -> tuple[TokenOutputs, Tensor]:
+        """[T] outputs, zero outside the loss mask, and a zero with a gradient. Token i comes from the state before it."""
+        ids, lengths = batch["input_ids"], batch.lengths.tolist()
+        where = batch["loss_mask"].nonzero().squeeze(1)
+        starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
+        where = where[~torch.isin(where, starts)]  # a first token has nothing before it
+        layout = Layout(lengths if len(ids) else [1], self._device, self._grid.context)
+        padded = torch.nn.functional.pad(ids, (0, layout.padding if len(ids) else 1 + layout.padding))
+        with self._explained(phase, len(padded)):
+            found, zero = self._packed(self._packed.outputs, padded, layout, where - 1, ids[where], temperature)
+        spread = [torch.zeros(len(ids), device=self._device).index_put((where,), row) for row in found]
+        return TokenOutputs(**dict(zip(self._output_names(), spread))), zero
+
+    def _explained(self, phase: str, num_tokens: int) -> AbstractContextManager[None]:
+        return memory.explained(phase, num_tokens, self._model_config.max_tokens_per_device, self._device)
+
+    def _whole(self, parameter: Tensor, *, cast: bool = False) -> Tensor:
+        """All of a parameter, on the device."""
+        tensor = parameter.detach()
+        tensor = self._cast(tensor) if cast else tensor
+        if not isinstance(tensor, DTensor):
+            return tensor
+        local = tensor.to_local().to(self._device)
+        return DTensor.from_local(
+            local, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride(), run_check=False
+        ).full_tensor()
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(torch.bfloat16) if self._model_config.precision == "bfloat16" else tensor
+
+    def _kept(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of the model: model.NAME -> parameter."""
+        if self._config.lora_rank:
+            return {MODEL + name: parameter.detach() for parameter, name in self._names.items()}
+        named = {MODEL + name: parameter.detach() for name, parameter in self._packed.model.named_parameters()}
+        head = self._packed.value_head
+        return named | ({f"{MODEL}value_head.weight": head.weight.detach()} if head is not None else {})
+
+    def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
+        assert self._optimizer is not None, "save of a frozen model"
+        tensors = self._kept() | self._optimizer.tensors()
+        rank, alpha, targets = self._config.lora_rank, self._config.lora_alpha, list(self._config.lora_targets)
+        state = State(
+            num_steps=self._num_steps,
+            model_class=self._class_name(),
+            model_path=str(Path(self._model_config.path).absolute()),
+            adapter={"lora_rank": rank, "lora_alpha": alpha, "lora_targets": targets} if rank else None,
+            counters=self._optimizer.counters(),
+            tensors={name: list(tensor.shape) for name, tensor in tensors.items()},
+        )
+        if self._context.rank == 0:
+            self._packed.model.config.save_pretrained(directory)
+            self._packed.model.generation_config.save_pretrained(directory)
+        return checkpoint.save(directory, tensors, state, self._save_group, wait=wait)
+
+    def _class_name(self) -> str:
+        return type(self._packed.model).__name__
+
+    def _matrices(self) -> set[str]:
+        """What Muon is for: the matrices of the layers, neither embeddings nor output."""
+        ends = (self._packed.model.get_input_embeddings(), self._packed.model.get_output_embeddings())
+        others = {id(parameter) for module in ends for parameter in module.parameters()}
+        return {
+            name
+            for parameter, name in self._names.items()
+            if parameter.dim() == 2 and id(parameter) not in others and not name.startswith("value_head")
+        }
+
+    def _move(self, device: str) -> None:
+        if self._device.type == "cpu" or self._config.cpu_offload:
+            return
+        self._packed.to(device)
+        if self._optimizer is not None:
+            self._optimizer.to(device)
+        if device == "cpu":
+            torch.cuda.empty_cache()

@@ -1,0 +1,78 @@
+"""Settings of `backend=fsdp`, and the check that the installed libraries are those that it was written for."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from rlcore.errors import ConfigError, require
+
+_PACKAGE = "rlcore-fsdp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSDPConfig:
+    """How one model is laid over the devices. Devices of a pool = replicate · shard · context_parallel · tensor_parallel;
+    shard is what the others leave."""
+
+    replicate: int = 1
+    """Copies of the model, each sharded over its own devices (HSDP): one per node keeps the gathering inside a node."""
+    tensor_parallel: int = 1
+    """Devices that share the matrices of a layer and compute the same samples."""
+    context_parallel: int = 1
+    """Devices that share the tokens of a micro-batch (Ulysses): for samples too long for one device."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered parameters after its forward pass: less memory, one more gathering in the backward pass."""
+    reduce_gradients: Literal["last", "every"] = "last"
+    """last: gradients travel once per mini-batch, and unsharded ones are held until then. every: after each micro-batch."""
+    cpu_offload: bool = False
+    """Parameters, gradients and optimiser live in host memory; a layer comes to the device when it is computed."""
+    compile: bool = False
+    """torch.compile for each layer."""
+    layers: str = ""
+    """Where the list of layers is, such as "model.decoder.layers"; empty: found by itself."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: torch.optim.Muon for the matrices of the layers, AdamW for everything else."""
+    lora_rank: int = 0
+    """Above 0, only low-rank adapters of this rank are trained."""
+    lora_alpha: float = 0.0
+    """Adapters are scaled by alpha / rank; 0 means alpha = rank."""
+    lora_targets: tuple[str, ...] = ("all-linear",)
+    """Names of the modules that get adapters, such as q_proj; all-linear: every linear one but the output."""
+
+    def __post_init__(self) -> None:
+        for name in ("replicate", "tensor_parallel", "context_parallel"):
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
+        require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank, 16)
+        both = self.lora_rank > 0 and self.tensor_parallel > 1
+        require(not both, "tensor_parallel", "1 when lora_rank is above 0", self.tensor_parallel, 1)
+        both = self.context_parallel > 1 and self.tensor_parallel > 1
+        require(not both, "context_parallel", "1 when tensor_parallel is above 1", self.context_parallel, 1)
+
+
+def check_versions(extra: str = "") -> None:
+    """Compare what is installed with the ranges in this package's metadata.
+
+    Raises:
+        ConfigError: a package is missing or of another version; says what to type.
+    """
+    for text in metadata.requires(_PACKAGE) or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        wanted = f"{requirement.name}{requirement.specifier}"
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            package = f"{_PACKAGE}[{extra}]" if extra else _PACKAGE
+            raise ConfigError(
+                f"backend=fsdp needs {wanted}, which is not installed\nType  pip install '{package}'"
+            ) from None
+        if not requirement.specifier.contains(found, prereleases=True):
+            raise ConfigError(
+                f"backend=fsdp was written for {wanted}, and {requirement.name} {found} is installed\n"
+                f"Type  pip install '{wanted}'"
+            )

@@ -1,0 +1,167 @@
+"""Weights from safetensors into a sharded model: each rank reads the part that it keeps, and nothing else.
+
+A weight that transformers stores under other names or in pieces (the experts of a mixture) is put together by its own
+conversion, one parameter at a time. Peak memory of a rank is its shard and one such parameter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlcore.errors import ModelError
+
+_SAMPLE_BYTES = 2**16
+
+
+class Conversion:
+    """Which tensors of the files make which parameter; made before the model is sharded, which renames its classes."""
+
+    def __init__(self, model: Any) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+
+        rules = get_model_conversion_mapping(model)
+        self._model = model
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+        self._wanted = dict(model.named_parameters(remove_duplicate=False))
+
+    def target(self, key: str) -> tuple[str, str | None]:
+        """The parameter of a stored tensor, and the pattern of its converter when it is only a part of it."""
+        from transformers.core_model_loading import rename_source_key
+
+        prefix = self._model.base_model_prefix
+        renamed: tuple[str, str | None] = rename_source_key(
+            key, self._renamings, self._converters, prefix, self._wanted
+        )
+        return renamed
+
+    def convert(self, name: str, parts: list[tuple[str, str, Callable[[], Tensor]]]) -> dict[str, Tensor]:
+        """Parameters from their parts (key, pattern, how to read it); `name` is the first of them."""
+        pattern = parts[0][1]
+        rule = next(rule for rule in self._converters if pattern in rule.source_patterns)
+        fresh = rule.copy(
+            list(rule._original_source_patterns), list(rule._original_target_patterns), operations=rule.operations
+        )
+        for key, part_pattern, read in parts:
+            fresh.add_tensor(name, key, part_pattern, read)
+        made = fresh.convert(name, model=self._model, config=self._model.config)
+        return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
+
+
+def load_shards(parameters: Mapping[str, nn.Parameter], directory: Path, conversion: Conversion) -> None:
+    """Fill parameters (Hugging Face name -> local tensor or DTensor) from the safetensors of a model directory.
+
+    Raises:
+        ModelError: a weight is missing or has another shape, or a file is damaged.
+    """
+    missing = set(parameters)
+    with ExitStack() as files, torch.no_grad():
+        try:
+            whole, pieces = _sources(directory, conversion, files)
+            for name, file, key in whole:
+                if name in parameters:
+                    _fill(parameters[name], file.get_slice(key), name, directory)
+                    missing.discard(name)
+            for name, parts in pieces.items():
+                for made, tensor in conversion.convert(name, parts).items():
+                    if made in parameters:
+                        _fill(parameters[made], tensor, made, directory)
+                        missing.discard(made)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"model.path={directory} has a damaged file: {error}\nCopy the whole directory again."
+            ) from error
+    if missing:
+        raise ModelError(
+            f"model.path={directory} lacks {len(missing)} weights of {type(conversion._model).__name__}, the first is"
+            f" {min(missing)}\nCopy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
+        )
+
+
+def _sources(directory: Path, conversion: Conversion, files: ExitStack) -> tuple[list[Any], dict[str, list[Any]]]:
+    """[(name, file, key)] of tensors that are parameters, and name -> parts of those that are not."""
+    whole: list[Any] = []
+    pieces: dict[str, list[Any]] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        file = files.enter_context(safe_open(path, "pt"))
+        for key in list(file.keys()):
+            name, pattern = conversion.target(key)
+            if pattern is None:
+                whole.append((name, file, key))
+            else:
+                pieces.setdefault(name, []).append((key, pattern, _reader(file, key)))
+    for parts in pieces.values():
+        parts.sort(key=lambda part: _natural(part[0]))
+    return whole, pieces
+
+
+def _reader(file: Any, key: str) -> Callable[[], Tensor]:
+    return lambda: file.get_tensor(key)
+
+
+def _natural(key: str) -> list[tuple[int, int, str]]:
+    """Sort key in which experts.10 comes after experts.9."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in key.split(".")]
+
+
+def _fill(parameter: nn.Parameter, source: Any, name: str, directory: Path) -> None:
+    shape = list(source.get_shape() if hasattr(source, "get_shape") else source.shape)
+    if shape != list(parameter.shape):
+        raise ModelError(
+            f"model.path={directory}: {name} has shape {shape}, and its config.json wants {list(parameter.shape)}\n"
+            "Copy the whole directory again."
+        )
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if local.numel():
+        local.copy_(source[own_part(parameter)])
+
+
+def own_part(tensor: Tensor) -> tuple[slice, ...]:
+    """Where this rank's part lies in the whole tensor. The tensor axis, the mesh's last, is cut first, as in fully_shard."""
+    begin, size = [0] * tensor.dim(), list(tensor.shape)
+    if isinstance(tensor, DTensor):
+        coordinate = tensor.device_mesh.get_coordinate()
+        assert coordinate is not None, "this rank is not part of the mesh"
+        for axis in reversed(range(tensor.device_mesh.ndim)):
+            placement: Any = tensor.placements[axis]
+            if placement.is_replicate():
+                continue
+            dim, parts = placement.dim, tensor.device_mesh.size(axis)
+            step = -(-size[dim] // parts)
+            before = min(size[dim], step * coordinate[axis])
+            begin[dim] += before
+            size[dim] = min(step, size[dim] - before)
+        assert size == list(tensor.to_local().shape), f"part {size} of a shard of {list(tensor.to_local().shape)}"
+    return tuple(slice(start, start + length) for start, length in zip(begin, size))
+
+
+def check_same_files(directory: Path, device: torch.device) -> None:
+    """All ranks must read the same files: names, sizes and a sample of the bytes are compared. Every rank calls it.
+
+    Raises:
+        ModelError: they do not.
+    """
+    digest = hashlib.sha256()
+    for path in sorted([directory / "config.json", *directory.glob("*.safetensors")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for at in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                file.seek(at)
+                digest.update(file.read(_SAMPLE_BYTES))
+    own = torch.tensor([int.from_bytes(digest.digest()[:7], "big")], device=device)
+    found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    if any(int(other) != int(own) for other in found):
+        raise ModelError(f"the ranks have read different weights from {directory}\nCopy one model to every node.")

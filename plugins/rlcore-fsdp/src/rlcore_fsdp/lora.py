@@ -1,0 +1,114 @@
+"""Low-rank adapters with peft: W is frozen, and W + alpha / rank · B A is what the model computes with.
+
+Parameter names: peft calls W "….q_proj.base_layer.weight" and the factors "….q_proj.lora_A.default.weight" (A [r, in]) and
+"….q_proj.lora_B.default.weight" (B [out, r]). `plain_name` gives W the name that it has in the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rlcore_fsdp.config import FSDPConfig, check_versions
+from rlcore_fsdp.load import own_part
+
+ADAPTER = "default"
+
+
+def add_adapters(model: Any, config: FSDPConfig) -> None:
+    """Put adapters into a model, in place; everything else is frozen."""
+    check_versions("lora")
+    import peft
+
+    peft.inject_adapter_in_model(adapter_config(config), model, ADAPTER)
+
+
+def adapter_config(config: FSDPConfig) -> Any:
+    """peft's description of the adapters."""
+    import peft
+
+    targets = config.lora_targets
+    return peft.LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha or config.lora_rank,  # type: ignore[arg-type]  # a float will do
+        target_modules="all-linear" if targets == ("all-linear",) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to an adapter."""
+    return ".lora_" in name
+
+
+def plain_name(name: str) -> str:
+    """The name without adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+@torch.no_grad()
+def start_adapters(parameters: dict[str, nn.Parameter], seed: int) -> None:
+    """A uniform in ±1/√in, B zero, by name and seed: the same on any number of ranks."""
+    for name, parameter in parameters.items():
+        local: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if ".lora_B." in name:
+            local.zero_()
+            continue
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        bound = parameter.shape[1] ** -0.5
+        whole = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+        local.copy_(whole[own_part(parameter)])
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before training, without a second copy."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def merged(whole: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    """W + scaling · B A, computed in float32 and returned in the type of W."""
+    return (whole.float() + scaling * (b.float() @ a.float())).to(whole.dtype)
+
+
+def export_adapters(model_path: str, adapter: dict[str, Any], factors: dict[str, Tensor], target: Path) -> None:
+    """The merged model into `target`, and the adapters alone, as peft reads them, into `target`/adapter."""
+    from rlcore.models.load import load_model
+
+    config = FSDPConfig(**(adapter | {"lora_targets": tuple(adapter["lora_targets"])}))
+    model = load_model(model_path)
+    scaling = scaling_of(config)
+    with torch.no_grad():
+        for name, a in factors.items():
+            if ".lora_A." not in name:
+                continue
+            layer, _, _ = name.partition(".lora_A.")
+            weight = model.get_parameter(f"{layer}.weight")
+            weight.copy_(merged(weight, a, factors[name.replace(".lora_A.", ".lora_B.")], scaling))
+    model.save_pretrained(target)
+    (target / "adapter").mkdir()
+    described = adapter_config(config)
+    described.base_model_name_or_path = model_path
+    described.save_pretrained(target / "adapter")
+    renamed = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor for name, tensor in factors.items()}
+    save_file(renamed, target / "adapter" / "adapter_model.safetensors")
+
+
+def scaling_of(config: FSDPConfig) -> float:
+    """alpha / rank."""
+    return (config.lora_alpha or config.lora_rank) / config.lora_rank

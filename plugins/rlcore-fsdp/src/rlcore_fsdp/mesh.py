@@ -1,0 +1,98 @@
+"""The grid of devices: which rank shards, replicates or shares what.
+
+Ranks are laid out as replicate · shard · context · tensor, the last varying fastest, so that the ranks of one tensor- or
+context-parallel group are neighbours. FSDP shards over shard and context together: ranks that share the tokens of a sample
+hold different parameters, as ranks with different samples do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rlcore.errors import ConfigError
+from rlcore.protocols.backend import BackendContext
+from rlcore.types import Mesh
+from rlcore_fsdp.config import FSDPConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where this rank stands, and the groups that it talks to."""
+
+    here: Mesh
+    fsdp: DeviceMesh
+    """1-D (sharded) or 2-D (replicate, sharded): what `fully_shard` is given."""
+    shard_group: dist.ProcessGroup
+    tensor: DeviceMesh | None
+    """1-D, None at tensor_parallel=1."""
+    context: dist.ProcessGroup | None
+    """None at context_parallel=1."""
+    averaged_over: int
+    """FSDP divides gradients by this; losses are multiplied by it, as gradients are to be summed."""
+
+
+def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
+    """The grid of a pool; every rank calls it.
+
+    Raises:
+        ConfigError: the number of devices does not fit.
+    """
+    world, inner = context.world_size, config.context_parallel * config.tensor_parallel
+    if world % (config.replicate * inner):
+        raise _does_not_fit(config, world)
+    kind = context.device.partition(":")[0]
+    _need_process_group(world, kind)
+    sizes = {"replicate": config.replicate, "fsdp": world // config.replicate // config.tensor_parallel}
+    if config.tensor_parallel > 1:
+        sizes["tensor"] = config.tensor_parallel
+    if config.replicate == 1:
+        del sizes["replicate"]
+    root = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return Grid(
+        here=Mesh(
+            rank=context.rank,
+            world_size=world,
+            dp_rank=context.rank // inner,
+            dp_size=world // inner,
+            returns=context.rank % inner == 0,
+        ),
+        fsdp=root["replicate", "fsdp"] if config.replicate > 1 else root["fsdp"],
+        shard_group=root.get_group("fsdp"),
+        tensor=root["tensor"] if config.tensor_parallel > 1 else None,
+        context=_context_group(kind, world, config.context_parallel),
+        averaged_over=world // config.tensor_parallel,
+    )
+
+
+def _context_group(kind: str, world: int, size: int) -> dist.ProcessGroup | None:
+    if size == 1:
+        return None
+    return init_device_mesh(kind, (world // size, size), mesh_dim_names=("outer", "context")).get_group("context")
+
+
+def _need_process_group(world_size: int, kind: str) -> None:
+    """The host has initialised torch.distributed, unless this rank is alone."""
+    if not dist.is_initialized():
+        assert world_size == 1, f"torch.distributed is not initialised on one of {world_size} ranks"
+        backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    assert dist.get_world_size() == world_size, f"a process group of {dist.get_world_size()} for {world_size} ranks"
+
+
+def _does_not_fit(config: FSDPConfig, world: int) -> ConfigError:
+    set_above_1 = {
+        name: getattr(config, name)
+        for name in ("replicate", "context_parallel", "tensor_parallel")
+        if getattr(config, name) > 1
+    }
+    product = config.replicate * config.context_parallel * config.tensor_parallel
+    what = " · ".join(f"{name} {size}" for name, size in set_above_1.items())
+    fits = ", ".join(str(product * factor) for factor in range(1, 5))
+    divisors = ", ".join(str(size) for size in range(1, world + 1) if world % size == 0)
+    return ConfigError(
+        f"{world} devices cannot be divided by {what} = {product}\n"
+        f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.{next(iter(set_above_1))}=1"
+    )

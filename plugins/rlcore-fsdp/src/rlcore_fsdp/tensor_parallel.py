@@ -1,0 +1,72 @@
+"""Tensor parallelism of attention and MLP, by the plan that transformers gives for a family.
+
+Embedding and output are not cut over the tensor axis (FSDP shards them over its own axis): every rank of a tensor group
+computes the log-probs of its samples, and what is not cut has the same gradient on all of them. Norms over the heads of a
+rank (Qwen3) are the exception: their gradients are parts, summed once before each optimiser step.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from rlcore.errors import ConfigError, ModelError
+
+_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_PARTIAL = "replicated_with_grad_allreduce"
+
+
+def cut(model: Any, mesh: DeviceMesh) -> set[str]:
+    """Cut the layers in place; the model may be on the meta device.
+
+    Returns:
+        Names of the parameters whose gradients must be summed over the tensor axis.
+
+    Raises:
+        ModelError: the family has no plan, or one with parts that are not known here.
+        ConfigError: the number of devices does not divide heads or MLP.
+    """
+    plan = _plan(model)
+    check_sizes(model.config.get_text_config(), mesh.size())
+    styles: dict[str, Any] = {name: _STYLES[kind]() for name, kind in plan.items() if kind in _STYLES}
+    parallelize_module(model.base_model, mesh, styles)
+    partial = [name for name, kind in plan.items() if kind == _PARTIAL]
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if any(fnmatch.fnmatch(name, f"*{pattern}.weight") for pattern in partial)
+    }
+
+
+def check_sizes(config: Any, size: int) -> None:
+    """Raises: ConfigError: says which sizes fit."""
+    sizes = {
+        name: getattr(config, name)
+        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+        if getattr(config, name, None)
+    }
+    for name, value in sizes.items():
+        if value % size:
+            fits = [n for n in range(1, 129) if all(other % n == 0 for other in sizes.values())]
+            raise ConfigError(
+                f"tensor_parallel={size} does not divide {name}={value} of this model\n"
+                f"Type  backend.tensor_parallel=N  with N one of {', '.join(map(str, fits))}"
+            )
+
+
+def _plan(model: nn.Module) -> dict[str, str]:
+    config: Any = model.config
+    plan: dict[str, str] = dict(getattr(config.get_text_config(), "base_model_tp_plan", None) or {})
+    of_layers = {name: kind for name, kind in plan.items() if name.startswith("layers.")}
+    unknown = sorted({kind for kind in of_layers.values() if kind not in _STYLES and kind != _PARTIAL})
+    if not of_layers or unknown:
+        reason = f"a plan with {', '.join(unknown)}" if unknown else "no plan for it"
+        raise ModelError(
+            f"tensor_parallel: {type(model).__name__} has {reason} in transformers, which backend=fsdp cannot follow\n"
+            "Type  backend.tensor_parallel=1"
+        )
+    return of_layers

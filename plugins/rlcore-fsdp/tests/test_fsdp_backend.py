@@ -1,0 +1,274 @@
+"""What is particular to this backend in one process: packing, adapters, precision, what it says about bad input."""
+
+import importlib.metadata
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fsdp_cases import FAMILIES, LENGTHS, SGD_LIKE, fsdp_weights, make_batch, make_fsdp, policy_loss, save_model, train
+from rlcore_fsdp import FSDPConfig
+from rlcore_fsdp.memory import OutOfMemory
+from rlcore_fsdp.mesh import make_grid
+from rlcore_fsdp.model import find_layers
+from rlcore_fsdp.tensor_parallel import check_sizes, cut
+
+from rlcore.errors import ConfigError, ModelError
+from rlcore.models.load import load_model
+from rlcore.protocols.backend import BackendContext, OptimizerConfig
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {family: save_model(family, root / family) for family in FAMILIES}
+
+
+@pytest.fixture
+def path(paths):
+    return paths["qwen2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_samples_have_the_outputs_of_samples_alone(family, paths):
+    batch = make_batch(LENGTHS)
+    own = load_model(paths[family], attention="eager")
+
+    out = make_fsdp(paths[family], max_tokens_per_device=30).forward(batch, temperature=0.7)
+
+    for start, length in zip(batch.offsets().tolist(), batch.lengths.tolist()):
+        ids = batch["input_ids"][start : start + length]
+        with torch.no_grad():
+            log_p = (own(ids[None], use_cache=False).logits[0, :-1].double() / 0.7).log_softmax(-1)
+        expected = log_p.gather(-1, ids[1:, None]).squeeze(-1)[1:]
+        entropy = -(log_p.exp() * log_p).sum(-1)[1:]
+        here = slice(start + 2, start + length)
+        torch.testing.assert_close(out.log_probs[here].double(), expected, atol=5e-5, rtol=1e-5)
+        torch.testing.assert_close(out.entropy[here].double(), entropy, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["token", "value"])
+def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path):
+    backend = make_fsdp(path, context={"head": head}, optimizer=OptimizerConfig(lr=0.1))
+    before = fsdp_weights(backend)
+
+    for lengths in ([], [0, 0], [2, 1]):
+        batch = make_batch(lengths)
+        out = backend.forward(batch, temperature=1.0)
+        column = out.log_probs if head == "token" else out.values
+        assert column.tolist() == [0.0] * sum(lengths)
+        train(backend, batch, 1)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp_weights(backend).items())
+
+
+def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path):
+    batch, config = make_batch(LENGTHS), {"lora_rank": 2}
+    reference = make_fsdp(path, config=config, context={"trained": False})
+    policy = make_fsdp(path, config=config)
+    start = reference.forward(batch, temperature=1.0).log_probs
+    train(policy, batch, 4)
+
+    after, trained = (one.forward(batch, temperature=1.0).log_probs for one in (reference, policy))
+
+    assert torch.equal(after, start)
+    assert float((trained - start).abs().max()) > 1e-3
+    ours, theirs = ({p.data_ptr() for p in one._packed.parameters()} for one in (policy, reference))
+    assert ours == theirs
+
+
+def test_two_policies_of_one_process_do_not_share_adapters(path):
+    first, second = (make_fsdp(path, config={"lora_rank": 2}) for _ in range(2))
+    before = dict(second.weights())
+
+    train(first, make_batch(LENGTHS), 2)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in second.weights())
+
+
+def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
+    backend = make_fsdp(path, config={"lora_rank": 2, "lora_targets": ("q_proj", "v_proj")})
+    before = dict(load_model(path).named_parameters())
+
+    train(backend, make_batch(LENGTHS), 3)
+
+    moved = {name for name, tensor in backend.weights() if not torch.equal(tensor, before[name].detach())}
+    expected = {f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in (0, 1) for part in "qv"}
+    assert moved == expected
+
+
+def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
+    batch = make_batch(LENGTHS)
+    exact, rough = make_fsdp(path), make_fsdp(path, precision="bfloat16")
+
+    gap = exact.forward(batch, temperature=1.0).log_probs - rough.forward(batch, temperature=1.0).log_probs
+    history = train(rough, batch, 2)
+
+    assert 1e-4 < float(gap.abs().max()) < 0.5
+    assert history[1][0] != history[0][0]
+    assert {parameter.dtype for parameter in rough._names} == {torch.float32}
+    assert {tensor.dtype for _, tensor in rough.weights()} == {torch.bfloat16}
+
+
+def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
+    backend = make_fsdp(path, config={"optimizer": "muon"}, optimizer=SGD_LIKE)
+    muon = next(one for one in backend._optimizer._all if isinstance(one, torch.optim.Muon))
+
+    names = {backend._names[p] for group in muon.param_groups for p in group["params"]}
+
+    assert len(names) == 2 * 7  # two layers of q, k, v, o, gate, up and down
+    assert all(name.startswith("model.layers.") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning"
+)  # the compiler's own
+def test_compiled_layers_give_the_same_results(tmp_path):
+    path, batch = save_model("qwen2", tmp_path, num_hidden_layers=1), make_batch(LENGTHS)
+    plain, compiled = make_fsdp(path), make_fsdp(path, config={"compile": True})
+
+    expected, found = train(plain, batch, 2), train(compiled, batch, 2)
+
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "world_size", "message"),
+    [
+        (
+            {"replicate": 2, "tensor_parallel": 2},
+            6,
+            "6 devices cannot be divided by replicate 2 · tensor_parallel 2 = 4\n"
+            "Give the pool 4, 8, 12, 16, … devices, or a product of 1, 2, 3, 6:  backend.replicate=1",
+        ),
+        (
+            {"context_parallel": 3},
+            2,
+            "2 devices cannot be divided by context_parallel 3 = 3\n"
+            "Give the pool 3, 6, 9, 12, … devices, or a product of 1, 2:  backend.context_parallel=1",
+        ),
+    ],
+    ids=["hybrid and tensor", "context"],
+)
+def test_a_grid_that_does_not_fit_says_which_sizes_do(config, world_size, message):
+    with pytest.raises(ConfigError) as refused:
+        make_grid(FSDPConfig(**config), BackendContext(world_size=world_size))
+
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [
+        ({"replicate": 0}, "replicate: expected at least 1, got 0"),
+        ({"lora_rank": -1}, "lora_rank: expected 0 or more, got -1"),
+        ({"lora_rank": 2, "tensor_parallel": 2}, "tensor_parallel: expected 1 when lora_rank is above 0, got 2"),
+        ({"context_parallel": 2, "tensor_parallel": 2}, "context_parallel: expected 1 when tensor_parallel is above 1"),
+    ],
+    ids=["nothing", "negative rank", "adapters and tensor", "context and tensor"],
+)
+def test_settings_that_contradict_are_refused(settings, start):
+    with pytest.raises(ConfigError) as refused:
+        FSDPConfig(**settings)
+
+    assert str(refused.value).startswith(start)
+    assert "\nType  " in str(refused.value)
+
+
+def test_layers_that_cannot_be_found_name_the_class_and_the_setting(path):
+    model = load_model(path)
+    model._no_split_modules = ["NoSuchLayer"]
+
+    with pytest.raises(ModelError) as refused:
+        find_layers(model, "")
+
+    assert str(refused.value) == (
+        "the layers of Qwen2ForCausalLM cannot be found; it has these lists: model.layers\n"
+        "Type  backend.layers=model.layers"
+    )
+    assert find_layers(model, "model.layers") == list(model.model.layers)
+
+
+def test_a_wrong_place_of_the_layers_is_named(path):
+    with pytest.raises(ModelError, match=r"backend\.layers=model\.blocks is no list of layers of Qwen2ForCausalLM"):
+        make_fsdp(path, config={"layers": "model.blocks"})
+
+
+@pytest.mark.parametrize(
+    ("size", "line"),
+    [(3, "tensor_parallel=3 does not divide num_attention_heads=4"), (4, "does not divide num_key_value_heads=2")],
+    ids=["heads", "key and value heads"],
+)
+def test_a_tensor_axis_that_does_not_divide_says_which_do(size, line, path):
+    with pytest.raises(ConfigError) as refused:
+        check_sizes(load_model(path).config, size)
+
+    assert line in str(refused.value)
+    assert "with N one of 1, 2" in str(refused.value)
+
+
+def test_experts_are_not_cut_over_the_tensor_axis_in_silence(paths):
+    class Two:
+        def size(self):
+            return 2
+
+    with pytest.raises(ModelError, match=r"Qwen3MoeForCausalLM has a plan with moe_tp_experts, packed_colwise"):
+        cut(load_model(paths["qwen3_moe"]), Two())
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        ("missing", r"lacks \d+ weights of FSDP|lacks \d+ weights of Qwen2ForCausalLM, the first is"),
+        ("garbage", "has a damaged file"),
+        ("shape", r"has shape \[61, 32\], and its config.json wants \[70, 32\]"),
+    ],
+)
+def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = Path(shutil.copytree(path, tmp_path / "broken"))
+    file = broken / "model.safetensors"
+    if damage == "missing":
+        weights = load_file(file)
+        del weights["model.norm.weight"]
+        save_file(weights, file)
+    elif damage == "garbage":
+        file.write_bytes(b"\xff" * 1000)
+    else:
+        config = (broken / "config.json").read_text()
+        (broken / "config.json").write_text(config.replace('"vocab_size": 61', '"vocab_size": 70'))
+
+    with pytest.raises(ModelError, match=text):
+        make_fsdp(str(broken))
+
+
+def test_lack_of_memory_says_what_was_computed_and_what_to_lower(path):
+    backend, batch = make_fsdp(path, max_tokens_per_device=40), make_batch([9, 20])
+
+    def exhausted(*args):
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB\nmuch more text")
+
+    backend._packed.outputs = exhausted
+    with pytest.raises(OutOfMemory) as refused:
+        backend.forward_backward(batch, policy_loss(batch), temperature=1.0)
+
+    assert str(refused.value) == (
+        "cpu ran out of memory in forward and backward of a micro-batch of 29 tokens: tried to allocate 20 GiB\n"
+        "Type  model.max_tokens_per_device=14  for about half of what a micro-batch takes (a longer sample stays whole:"
+        " then backend.context_parallel=2), or  model.gradient_checkpointing=true  to keep only the borders of layers."
+    )
+
+
+def test_a_library_of_another_version_is_refused_with_the_line_to_type(path, monkeypatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1" if name == "torch" else real(name))
+
+    with pytest.raises(ConfigError) as refused:
+        make_fsdp(path)
+
+    first, second = str(refused.value).splitlines()
+    assert first.startswith("backend=fsdp was written for torch")
+    assert first.endswith("and torch 2.9.1 is installed")
+    assert second.startswith("Type  pip install 'torch")

@@ -1,0 +1,224 @@
+"""Checkpoints: from two ranks to one and four, exact on as many, written while training goes on, refused when broken."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from fsdp_cases import LENGTHS, fsdp_weights, make_batch, make_fsdp, save_model, train
+from fsdp_ranks import run_ranks
+from safetensors.torch import load_file, save_file
+
+from rlcore.errors import ModelError
+from rlcore.models.load import load_model
+
+STEPS = 3
+KINDS = {
+    "dense": {},
+    "tensor": {"tensor_parallel": 2},
+    "adapters": {"lora_rank": 2},
+    "muon": {"optimizer": "muon"},
+}
+
+
+def shares(dp_rank, dp_size):
+    return list(range(dp_rank, len(LENGTHS), dp_size))
+
+
+def write_and_go_on(rank, world, directory, path):
+    """Train, save, train; the checkpoint is being written while the last steps run."""
+    batch, report = make_batch(LENGTHS), {}
+    for kind, config in KINDS.items():
+        backend = make_fsdp(path, config=config, context={"rank": rank, "world_size": world, "seed": 3})
+        share = shares(backend.mesh.dp_rank, backend.mesh.dp_size)
+        train(backend, batch, STEPS, share=share)
+        target = directory / kind
+        if rank == 0:
+            target.mkdir()
+        torch.distributed.barrier()
+        saving = backend.save_async(target)
+        complete_at_once = (target / "backend.json").exists()
+        after = train(backend, batch, STEPS, share=share)
+        saving.finish()
+        torch.distributed.barrier()
+        weights = fsdp_weights(backend)
+        if rank == 0:
+            save_file({k: v.contiguous() for k, v in weights.items()}, directory / f"{kind}.safetensors")
+        report[kind] = {"after": after, "complete_at_once": complete_at_once}
+    return report
+
+
+def read_and_go_on(rank, world, directory, path, source, kinds):
+    """Load another world's checkpoint into a fresh backend and train on."""
+    batch, report = make_batch(LENGTHS), {}
+    for kind in kinds:
+        config = KINDS[kind] if world > 1 else {k: v for k, v in KINDS[kind].items() if k != "tensor_parallel"}
+        backend = make_fsdp(path, config=config, context={"rank": rank, "world_size": world, "seed": 9})
+        backend.load(source / kind)
+        share = shares(backend.mesh.dp_rank, backend.mesh.dp_size)
+        report[kind] = {"after": train(backend, batch, STEPS, share=share), "returns": backend.mesh.returns}
+        weights = fsdp_weights(backend)
+        if rank == 0:
+            save_file({k: v.contiguous() for k, v in weights.items()}, directory / f"{kind}.safetensors")
+    return report
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save_model("qwen3", tmp_path_factory.mktemp("model"), initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def written(path, tmp_path_factory):
+    """(reports of two ranks, directory with one checkpoint for each kind)"""
+    directory = tmp_path_factory.mktemp("written")
+    return run_ranks(2, write_and_go_on, directory, path), directory
+
+
+@pytest.fixture(scope="module")
+def resumed(path, written, tmp_path_factory):
+    made = {}
+
+    def run(world):
+        if world not in made:
+            directory = tmp_path_factory.mktemp(f"resumed{world}")
+            made[world] = run_ranks(world, read_and_go_on, directory, path, written[1], list(KINDS)), directory
+        return made[world]
+
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_ranks_go_on_with_the_same_bits(kind, written, resumed):
+    reports, directory = resumed(2)
+
+    for rank in range(2):
+        assert reports[rank][kind]["after"] == written[0][rank][kind]["after"]
+    expected = load_file(written[1] / f"{kind}.safetensors")
+    found = load_file(directory / f"{kind}.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_number_of_ranks_goes_on_the_same(kind, world, written, resumed):
+    tolerance = 5e-3 if kind == "muon" else 2e-5  # Muon orthogonalises in bfloat16
+    reports, directory = resumed(world)
+
+    losses = torch.tensor([[row[0] for row in r[kind]["after"]] for r in reports if r[kind]["returns"]]).sum(0)
+    per_rank = [[row[0] for row in report[kind]["after"]] for report in written[0]]
+    expected = torch.tensor(per_rank[:1] if kind == "tensor" else per_rank).sum(0)
+    torch.testing.assert_close(losses, expected, atol=tolerance, rtol=1e-5)
+    weights = load_file(written[1] / f"{kind}.safetensors")
+    found = load_file(directory / f"{kind}.safetensors")
+    for name, tensor in weights.items():
+        torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=0)
+
+
+def test_a_checkpoint_is_none_until_every_rank_has_written(written):
+    reports, directory = written
+
+    assert [report["dense"]["complete_at_once"] for report in reports] == [False, False]
+    state = json.loads((directory / "dense" / "backend.json").read_text())
+    assert len(state["files"]) == 2
+    assert state["num_steps"] == STEPS
+    suffixes = {path.suffix for path in (directory / "dense").rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".safetensors"}
+
+
+def test_adapters_alone_are_in_the_checkpoint_of_adapters(written):
+    state = json.loads((written[1] / "adapters" / "backend.json").read_text())
+
+    assert state["tensors"]
+    assert all(".lora_" in name for name in state["tensors"])
+
+
+@pytest.fixture
+def backend(path):
+    return make_fsdp(path)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
+    path, target = save_model(family, tmp_path / "model"), tmp_path / "exported"
+    backend, batch = make_fsdp(path), make_batch([9])
+    train(backend, batch, 2)
+    expected = backend.forward(batch, temperature=1.0).log_probs
+    (tmp_path / "checkpoint").mkdir()
+    backend.save(tmp_path / "checkpoint")
+    target.mkdir()
+
+    type(backend).export(tmp_path / "checkpoint", target)
+
+    logits = load_model(str(target))(batch["input_ids"][None]).logits[0, :-1].detach()
+    found = logits.log_softmax(-1).gather(-1, batch["input_ids"][1:, None]).squeeze(-1)
+    torch.testing.assert_close(found[1:], expected[2:], atol=1e-5, rtol=1e-5)
+    before = load_model(path)(batch["input_ids"][None]).logits[0, :-1].detach()
+    assert float((before - logits).abs().max()) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks for it
+def test_export_of_adapters_merges_them_and_keeps_them_for_peft(path, tmp_path):
+    peft = pytest.importorskip("peft")
+    backend, batch = make_fsdp(path, config={"lora_rank": 2, "lora_alpha": 6.0}), make_batch([9])
+    train(backend, batch, 4)
+    merged = dict(backend.weights())
+    checkpoint, target = tmp_path / "checkpoint", tmp_path / "exported"
+    checkpoint.mkdir()
+    target.mkdir()
+    backend.save(checkpoint)
+
+    type(backend).export(checkpoint, target)
+
+    found = dict(load_model(str(target)).named_parameters())
+    for name, tensor in merged.items():
+        torch.testing.assert_close(found[name].detach(), tensor, atol=1e-6, rtol=0)
+    whole = load_model(str(target))(batch["input_ids"][None]).logits
+    with_adapter = peft.PeftModel.from_pretrained(load_model(path), target / "adapter")
+    torch.testing.assert_close(with_adapter(batch["input_ids"][None]).logits, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(backend, tmp_path):
+    other = make_fsdp(save_model("qwen3", tmp_path / "other", hidden_size=48))
+    train(backend, make_batch(LENGTHS), 1)
+    (tmp_path / "checkpoint").mkdir()
+    backend.save(tmp_path / "checkpoint")
+    before = {name: tensor.clone() for name, tensor in other.weights()}
+
+    with pytest.raises(ModelError, match=r"another model.*\d+ parameters differ, the first is model\.") as refused:
+        other.load(tmp_path / "checkpoint")
+
+    assert "Nothing was loaded" in str(refused.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.weights())
+
+
+def test_a_checkpoint_of_another_class_is_refused(backend, tmp_path):
+    other = make_fsdp(save_model("qwen2", tmp_path / "other"))
+    (tmp_path / "checkpoint").mkdir()
+    backend.save(tmp_path / "checkpoint")
+
+    with pytest.raises(ModelError, match="of another model, Qwen3ForCausalLM and not Qwen2ForCausalLM"):
+        other.load(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off", "no state", "garbage"])
+def test_a_damaged_checkpoint_names_the_file_and_changes_nothing(damage, written, path, tmp_path, backend):
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(written[1] / "dense", directory)
+    shard = sorted((directory / "shards").iterdir())[-1]
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "cut off":
+        shard.write_bytes(shard.read_bytes()[:-7])
+    elif damage == "no state":
+        (directory / "backend.json").unlink()
+    else:
+        shard.write_bytes(b"\xff" * shard.stat().st_size)
+    before = {name: tensor.clone() for name, tensor in backend.weights()}
+    named = {"no state": "backend.json", "garbage": "cannot be read"}.get(damage, shard.name)
+
+    with pytest.raises(ModelError, match=named):
+        backend.load(directory)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backend.weights())
+    assert backend._num_steps == 0

@@ -1,0 +1,70 @@
+"""What needs a CUDA device: the contract there, the variable-length kernel, pinned host memory, a device given back."""
+
+import pytest
+import torch
+from fsdp_cases import LENGTHS, make_batch, make_fsdp, save_model, train
+from rlcore_fsdp import FSDPBackend, FSDPConfig
+from rlcore_fsdp.attention import Layout, attention
+
+from rlcore.models.attention import packed_attention
+from rlcore.testing import BackendContract
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+ON_GPU = {"device": "cuda:0"}
+
+
+class TestOnGPU(BackendContract):
+    device = "cuda:0"
+
+    def make(self, model, optimizer, context):
+        return FSDPBackend(FSDPConfig(), model=model, optimizer=optimizer, context=context)
+
+
+class TestOnGPUWithHostMemory(TestOnGPU):
+    def make(self, model, optimizer, context):
+        return FSDPBackend(FSDPConfig(cpu_offload=True), model=model, optimizer=optimizer, context=context)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return save_model("qwen3", tmp_path / "model", hidden_size=64, head_dim=64)
+
+
+@pytest.mark.parametrize("window", [None, 3], ids=["whole", "window"])
+def test_the_flash_kernel_gives_what_the_buckets_give(window):
+    generator = torch.Generator("cuda").manual_seed(0)
+    draw = lambda heads: torch.randn(  # noqa: E731
+        1, heads, sum(LENGTHS), 64, device="cuda", dtype=torch.bfloat16, generator=generator
+    )
+    query, key, value = draw(4), draw(2), draw(2)
+    layout = Layout(LENGTHS, "cuda:0")
+
+    found, _ = attention(None, query, key, value, None, packing=layout, sliding_window=window)
+
+    expected, _ = packed_attention(
+        None, query.float(), key.float(), value.float(), None, packing=layout.packing, sliding_window=window
+    )
+    torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_bfloat16_trains_near_float32(path):
+    batch = make_batch(LENGTHS).to("cuda:0")
+    exact, rough = (make_fsdp(path, context=ON_GPU, precision=kind) for kind in ("float32", "bfloat16"))
+
+    found, expected = train(rough, batch, 3), train(exact, batch, 3)
+
+    assert [row[0] for row in found] == pytest.approx([row[0] for row in expected], rel=0.1, abs=0.1)
+
+
+def test_offload_gives_the_memory_back(path):
+    backend, batch = make_fsdp(path, context=ON_GPU), make_batch(LENGTHS).to("cuda:0")
+    train(backend, batch, 1)
+    parameters = sum(p.numel() * p.element_size() for p in backend._names)
+    before = torch.cuda.memory_allocated()
+
+    backend.offload()
+
+    # parameters and both moments of AdamW
+    assert before - torch.cuda.memory_allocated() >= 3 * parameters
+    backend.reload()
+    train(backend, batch, 1)

@@ -1,0 +1,123 @@
+"""Whole runs with two hosts through Ray: they learn as with `local`, and go on exactly after a rank was killed."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from rlcore.cli.train import run as train
+
+FAULTS = Path(__file__).with_name("fsdp_faults.py")
+SMALL = ["preset=quickstart", "trainer.prompts_per_step=7", "sampling.samples_per_prompt=3", "eval.max_prompts=16"]
+CLOCK = ("time", "perf/", "time_s/", "controller/")
+PPO = ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
+TWO = ["runtime=ray", "pools.main.devices_per_node=2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickstart_assets():
+    """Made once; kept across runs of the tests where the user's cache is."""
+    os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def settings(directory, *more, steps=3):
+    given = {item.partition("=")[0] for item in more}
+    base = [
+        *SMALL,
+        "runtime=local",
+        "trackers=jsonl",
+        f"trainer.steps={steps}",
+        f"run.directory={directory}",
+        "run.name=r",
+    ]
+    return [*(item for item in base if item.partition("=")[0] not in given), *more]
+
+
+def metrics(directory):
+    """The lines of metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(CLOCK)} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory):
+    """Arguments -> metrics of the run with backend=local in one process."""
+
+    def run(*more):
+        directory = tmp_path_factory.mktemp("local")
+        train(settings(directory, *more), dry_run=False)
+        return metrics(directory)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ([], TWO),
+        (PPO, [*TWO, "backend.replicate=2"]),
+    ],
+    ids=["grpo", "ppo with reference and critic, hybrid"],
+)
+def test_two_ranks_train_as_local_does(algorithm, more, tmp_path, oracle):
+    train(settings(tmp_path, *algorithm, "backend=fsdp", *more), dry_run=False)
+
+    for found, expected in zip(metrics(tmp_path), oracle(*algorithm), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_weights_of_two_ranks_travel_to_a_rollout_in_another_pool(tmp_path, oracle):
+    ray.init(num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
+    try:
+        address = f"runtime.address={ray.get_runtime_context().gcs_address}"
+        more = ["backend=fsdp", "runtime=ray", address, "placement=split", "pools.actor.devices_per_node=2"]
+        train(settings(tmp_path, *more), dry_run=False)
+    finally:
+        ray.shutdown()
+
+    for found, expected in zip(metrics(tmp_path), oracle(), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_on_two_ranks(tmp_path):
+    more = ["trainer.prompts_per_step=64", "sampling.samples_per_prompt=8", "backend=fsdp", *TWO]
+    train(settings(tmp_path, *more, steps=40), dry_run=False)
+
+    rewards = [line["reward/mean"] for line in metrics(tmp_path)[1:]]
+    assert rewards[0] < 0.15
+    assert sum(rewards[-5:]) / 5 > 2 * rewards[0]
+
+
+def command(arguments, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "rlcore", "train", *arguments],
+        env={**os.environ, **env},
+        text=True,
+        capture_output=True,
+        timeout=115,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
+def test_a_killed_rank_is_named_and_the_run_goes_on_exactly(fault, tmp_path):
+    every = ["checkpoint.every_steps=2", "algorithm.minibatches=1", *TWO, f"backend={FAULTS}:{fault}"]
+    whole = command(settings(tmp_path / "whole", *every, steps=5), RLCORE_TEST_RESUMED="1")
+    assert whole.returncode == 0, whole.stderr
+
+    killed = command(settings(tmp_path / "cut", *every, steps=5))
+    assert killed.returncode == 1
+    assert "the host of rank 1 of pool 'main' died" in killed.stderr + killed.stdout
+    resumed = command(settings(tmp_path / "cut", *every, steps=5), RLCORE_TEST_RESUMED="1")
+
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumes at step" in resumed.stdout + resumed.stderr
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
