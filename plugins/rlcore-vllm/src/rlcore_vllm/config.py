@@ -1,0 +1,55 @@
+"""The settings under `rollout=vllm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcore.errors import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLLMConfig:
+    """How the engine is made, or where it runs already."""
+
+    tensor_parallel: int = 1
+    """Ranks that share one engine; the ranks of the pool are divided into engines of this size."""
+    max_batch_size: int = 256
+    """Sequences in flight in one engine."""
+    max_model_len: int = 0
+    """Most tokens of prompt and response together; 0: what the model's config says."""
+    kv_cache_gb: float = 0.0
+    """Memory of keys and values on each rank. 0: on a GPU what `gpu_memory_utilization` leaves, on a CPU what
+    `max_batch_size` sequences can need, at most a quarter of the free memory."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU that weights, activations, keys and values may take together."""
+    prefix_caching: bool = True
+    """Keep keys and values of prompts that come again; new weights empty the cache."""
+    enforce_eager: bool = False
+    """No CUDA graphs. The CPU runs eagerly in any case."""
+    url: str = ""
+    """Servers that run already, comma-separated, one for each rank of the pool: http://host:8000. Empty: an engine in the
+    rollout's own process."""
+    weights_directory: str = "/dev/shm"
+    """With `url`: where weights are left for the server, which must see the same path."""
+    bucket_mb: int = 256
+    """With `url`: weights are handed over in pieces of this size."""
+    timeout_s: float = 600.0
+    """With `url`: for any one request to the server."""
+
+    def __post_init__(self) -> None:
+        require(self.tensor_parallel >= 1, "tensor_parallel", "1 or more", self.tensor_parallel, 1)
+        require(self.max_batch_size >= 1, "max_batch_size", "1 or more", self.max_batch_size, 256)
+        require(self.max_model_len >= 0, "max_model_len", "0 (the model's) or more", self.max_model_len, 0)
+        require(self.kv_cache_gb >= 0, "kv_cache_gb", "0 (automatic) or more", self.kv_cache_gb, 0)
+        share = self.gpu_memory_utilization
+        require(0 < share < 1, "gpu_memory_utilization", "a number between 0 and 1", share, 0.9)
+        require(self.bucket_mb >= 1, "bucket_mb", "1 or more", self.bucket_mb, 256)
+        require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 600)
+        for url in self.urls:
+            known = url.startswith(("http://", "https://"))
+            require(known, "url", "an address such as http://host:8000", repr(url), "http://localhost:8000")
+
+    @property
+    def urls(self) -> list[str]:
+        """The servers, without a slash at the end."""
+        return [url.strip().rstrip("/") for url in self.url.split(",") if url.strip()]

@@ -1,0 +1,220 @@
+"""The engine in this process: vLLM's `LLMEngine`, driven step by step.
+
+A step draws one token for every sequence in flight. Whoever waits for samples drives; what finishes goes to the call of
+`generate` that asked for it. So calls may overlap, and new weights come between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.errors import ConfigError, InfrastructureError, ModelError
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.types import Request, Sample
+from rlcore_vllm import host, memory
+from rlcore_vllm.config import VLLMConfig
+from rlcore_vllm.install import check_installed
+from rlcore_vllm.requests import Limits, end_ids, sample
+
+_CPU_BLOCK_TOKENS = 32
+"""Tokens in a block of the cache: the smallest that vLLM's CPU attention takes; a prefix is reused in whole blocks."""
+_CPU_STEP_TOKENS = 4096
+"""Tokens that one step may read, at least."""
+_live_engines = 0
+"""Engines of this process: the last one ends vLLM's process groups."""
+
+
+class InProcess:
+    """One rank of an engine."""
+
+    def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
+        global _live_engines
+        check_installed()
+        _check_heads(config, model.path)
+        self._is_cpu = context.device == "cpu"
+        host.set_environment(context.device)
+        self._engine: Any = None
+        self._had_group = torch.distributed.is_initialized() and not _live_engines
+        with host.kept_as_it_was(), host.launched(context):
+            self._engine, facts = _make_engine(config, model, context)
+        _live_engines += 1
+        self._engine.engine_core.set_weight_version("0")
+        self.limits = Limits(
+            vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
+        )
+        self._num_requests = 0
+        self._outboxes: dict[str, list[Any]] = {}
+        """Name of a request in flight -> where its output goes."""
+
+    async def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]:
+        """Samples as they finish; closing aborts the rest."""
+        outbox: list[Any] = []
+        asked = self._add(requests, options, outbox)
+        try:
+            while asked:
+                self._step()
+                while outbox:
+                    output = outbox.pop()
+                    yield _sample(asked.pop(output.request_id), output.outputs[0])
+                await asyncio.sleep(0)  # a chance to be cancelled, for others to run, for new weights
+        finally:
+            self._abort(list(asked))
+
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Replace all weights; what is in flight is read again under them."""
+        call = self._engine.collective_rpc
+        call("start_weight_update")
+        call("update_weights", kwargs={"update_info": {"weights": weights}})
+        call("finish_weight_update")
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
+        self._engine.engine_core.set_weight_version(str(version))
+
+    def sleep(self) -> None:
+        """Weights to host memory, keys and values forgotten. On a CPU there is nothing to free."""
+        if not self._is_cpu:
+            self._engine.sleep(1)
+
+    def wake(self) -> None:
+        if not self._is_cpu:
+            self._engine.wake_up()
+
+    def close(self) -> None:
+        global _live_engines
+        if self._engine is None:
+            return
+        # Not the engine's own shutdown: it ends every process group of this process, the trainer's too.
+        self._engine.engine_core._finalizer.detach()
+        self._engine.model_executor.shutdown()
+        self._engine = None
+        _live_engines -= 1
+        if not _live_engines:
+            _end_groups(self._had_group)
+        if not self._is_cpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _add(
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], outbox: list[Any]
+    ) -> dict[str, Request]:
+        """Name in the engine -> request, in the order in which they were given."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        asked: dict[str, Request] = {}
+        for request, chosen in zip(requests, options):
+            self._num_requests += 1
+            name = str(self._num_requests)
+            parameters = SamplingParams(**chosen, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
+            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, parameters)
+            asked[name] = request
+            self._outboxes[name] = outbox
+        return asked
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise InfrastructureError(
+                f"the vLLM engine failed while generating: {_first_line(error)}\n"
+                "Start the run again; if memory was short, type  rollout.max_batch_size=64"
+            ) from error
+        for output in outputs:
+            outbox = self._outboxes.pop(output.request_id, None)
+            if outbox is not None:
+                outbox.append(output)
+
+    def _abort(self, names: list[str]) -> None:
+        for name in names:
+            self._outboxes.pop(name, None)
+        if names and self._engine is not None:
+            self._engine.abort_request(names)
+
+
+def _sample(request: Request, output: Any) -> Sample:
+    spans = [(span.version, span.start, span.end) for span in output.weight_versions]
+    return sample(request, list(output.token_ids), output.logprobs.logprobs, output.finish_reason, spans)
+
+
+def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> tuple[Any, dict[str, Any]]:
+    """The engine, and what `rlcore_prepare` says of it; it has drawn a token, so that kernels that lack fail here."""
+    from vllm import EngineArgs, LLMEngine, SamplingParams
+
+    try:
+        engine = LLMEngine.from_engine_args(EngineArgs(**engine_options(config, model, context)))
+        facts = engine.collective_rpc("rlcore_prepare")[0]
+        engine.add_request(
+            "0", {"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
+        )
+        while engine.has_unfinished_requests():
+            engine.step()
+    except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
+        raise ModelError(
+            f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n"
+            "Use another engine for this model:  rollout=hf"
+        ) from error
+    return engine, facts
+
+
+def _check_heads(config: VLLMConfig, path: str) -> None:
+    size, heads = config.tensor_parallel, memory.text_config(path).get("num_attention_heads", 1)
+    if heads % size:
+        fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise ConfigError(
+            f"rollout.tensor_parallel={size} does not divide the {heads} attention heads of model.path={path}\n"
+            f"Type  rollout.tensor_parallel=1   ({fitting} are possible)"
+        )
+
+
+def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> dict[str, Any]:
+    """vLLM's `EngineArgs`."""
+    is_cpu = context.device == "cpu"
+    options: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.precision,
+        "seed": 0,
+        "max_num_seqs": config.max_batch_size,
+        "max_model_len": config.max_model_len or None,
+        "enable_prefix_caching": config.prefix_caching,
+        "enforce_eager": config.enforce_eager or is_cpu,
+        "enable_sleep_mode": not is_cpu,
+        "generation_config": "vllm",  # nothing but what a request says
+        "logprobs_mode": "raw_logits",  # worker.py makes log-probs of them
+        "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
+        "weight_transfer_config": {"backend": "rlcore"},
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "tensor_parallel_size": config.tensor_parallel,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+    }
+    if context.world_size > 1:
+        options |= {"distributed_executor_backend": "external_launcher", "disable_custom_all_reduce": True}
+    if is_cpu:
+        options |= {"block_size": _CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": memory.cache_bytes(config, model)}
+        # vLLM 0.32 cannot rewind the seed of a request whose prompt was read in part: CPU generators have no offset.
+        context_length = config.max_model_len or memory.context_length(model.path)
+        options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_CPU_STEP_TOKENS, context_length)}
+    elif config.kv_cache_gb:
+        options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
+    return options
+
+
+def _end_groups(keep_default: bool) -> None:
+    """Forget vLLM's process groups, and the default one if vLLM made it."""
+    from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    if not keep_default:
+        destroy_distributed_environment()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,131 @@
+"""`rollout=vllm`: what the core calls. The engine itself is in this process (inprocess.py) or a server (server.py)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.models.load import check_directory
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.types import Mesh, Request, Sample
+from rlcore_vllm.config import VLLMConfig
+from rlcore_vllm.requests import Limits, sampling_options
+from rlcore_vllm.weights import ExpectedWeights
+
+
+class Engine(Protocol):
+    """What `VLLMRollout` needs of an engine; both kinds have it."""
+
+    limits: Limits
+
+    def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]: ...
+
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class VLLMRollout:
+    """One rank of one engine."""
+
+    Config = VLLMConfig
+
+    def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
+        check_directory(model.path)
+        self.mesh = _mesh(config, context)
+        self._expected = ExpectedWeights(model.path)
+        self._engine: Engine | None = _engine(config, model, context)
+        self._broken: str | None = None
+        self._asleep = False
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
+        """Yield samples as they finish. New weights may come meanwhile."""
+        engine = self._ready()
+        options = [sampling_options(request, engine.limits) for request in requests]
+        samples: Any = engine.generate(requests, options)
+        try:
+            async for sample in samples:
+                yield sample
+                self._ready()
+        finally:
+            await samples.aclose()
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Replace all weights; until all are here the engine serves nothing."""
+        engine = self._open()
+        self._broken = f"the loading of version {version} did not end"
+        try:
+            engine.load(self._expected.checked(weights, version), version)
+        except Exception as error:
+            self._broken = str(error).partition("\n")[0]
+            raise
+        self._broken = None
+
+    def sleep(self) -> None:
+        """Free the device."""
+        if not self._asleep:
+            self._open().sleep()
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Be ready again, with the weights that the engine had."""
+        if self._asleep:
+            self._open().wake()
+        self._asleep = False
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
+    def _open(self) -> Engine:
+        if self._engine is None:
+            raise InfrastructureError("the rollout engine is closed\nMake a new one.")
+        return self._engine
+
+    def _ready(self) -> Engine:
+        engine = self._open()
+        if self._broken:
+            raise InfrastructureError(
+                f"the rollout engine has no whole set of weights: {self._broken}\nLoad them again."
+            )
+        if self._asleep:
+            raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
+        return engine
+
+
+def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> Engine:
+    if config.url:
+        from rlcore_vllm.server import Server
+
+        return Server(config, model=model, context=context)
+    from rlcore_vllm.inprocess import InProcess
+
+    return InProcess(config, model=model, context=context)
+
+
+def _mesh(config: VLLMConfig, context: RolloutContext) -> Mesh:
+    """Neighbouring ranks share an engine; the first of them returns its samples."""
+    size, rank = config.tensor_parallel, context.rank
+    if context.world_size % size:
+        fitting = [str(n) for n in range(1, context.world_size + 1) if context.world_size % n == 0]
+        raise ConfigError(
+            f"rollout.tensor_parallel={size} does not divide the {context.world_size} ranks of the rollout's pool\n"
+            f"Type  rollout.tensor_parallel={fitting[-1]}   ({', '.join(fitting)} are possible)"
+        )
+    return Mesh(
+        rank=rank,
+        world_size=context.world_size,
+        dp_rank=rank // size,
+        dp_size=context.world_size // size,
+        returns=rank % size == 0,
+    )

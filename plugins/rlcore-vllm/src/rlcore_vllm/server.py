@@ -1,0 +1,144 @@
+"""A vLLM server that runs already, made by `python -m rlcore_vllm.serve`: requests over HTTP, weights through files.
+
+The server has devices of its own, so sleep and wake are nothing here. It is paused while weights come, and stays so when
+an update fails: then it serves nobody until a whole one has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.models.load import load_model
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.types import Request, Sample
+from rlcore_vllm.config import VLLMConfig
+from rlcore_vllm.http import acall, call
+from rlcore_vllm.requests import Limits, end_ids, model_facts, sample
+
+_UNTOUCHED = "default"
+"""What vLLM calls the weights that it started with."""
+
+
+class Server:
+    """The client of one server."""
+
+    def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
+        self._config = config
+        self._url = _own_url(config, context)
+        facts = self._facts(model)
+        self.limits = Limits(
+            vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
+        )
+        if self._get("/weight_info")["weight_version"] != _UNTOUCHED:
+            self.load(iter(load_model(model.path).named_parameters()), 0)  # an earlier run left others
+        else:
+            self._post("/update_weight_version", {"new_version": "0"})
+
+    async def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]:
+        """Samples as they finish; closing aborts the rest."""
+        room = asyncio.Semaphore(self._config.max_batch_size)
+        tasks = [asyncio.create_task(self._one(room, *pair)) for pair in zip(requests, options)]
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Leave the weights in files, bucket by bucket, and tell the server where."""
+        self._post("/pause?mode=keep")
+        self._post("/start_weight_update")
+        try:
+            with tempfile.TemporaryDirectory(prefix="rlcore-", dir=self._config.weights_directory) as directory:
+                for bucket in _buckets(weights, self._config.bucket_mb * 2**20):
+                    self._hand_over(bucket, Path(directory) / "weights.safetensors")
+        except BaseException:
+            with contextlib.suppress(InfrastructureError):  # the first error is the one to tell
+                self._post("/finish_weight_update", {})  # still paused
+            raise
+        self._post("/finish_weight_update", {"weight_version": str(version)})
+        self._post("/resume")
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None:
+        """The server goes on: who started it ends it."""
+
+    async def _one(self, room: asyncio.Semaphore, request: Request, options: dict[str, Any]) -> Sample:
+        body = {"token_ids": list(request.prompt_ids), "sampling_params": options}
+        async with room:
+            answer = await acall(self._url, "/inference/v1/generate", body, timeout_s=self._config.timeout_s)
+        choice = answer["choices"][0]
+        log_probs = [position["logprob"] for position in choice["logprobs"]["content"]]
+        spans = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"]]
+        return sample(request, choice["token_ids"], log_probs, choice["finish_reason"], spans)
+
+    def _hand_over(self, bucket: dict[str, Tensor], path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file(bucket, path)
+        self._post("/update_weights", {"update_info": {"path": str(path)}})
+
+    def _facts(self, model: ModelConfig) -> dict[str, Any]:
+        """What the server says of its model, which must be ours."""
+        self._get("/v1/models")  # so that a server that is not there is told from one that cannot
+        try:
+            answer = self._post("/collective_rpc", {"method": "rlcore_prepare"})
+        except InfrastructureError as error:
+            raise ConfigError(
+                f"rollout.url={self._url} is no vLLM server that rlcore can train with: {str(error).splitlines()[0]}\n"
+                f"Start it with  python -m rlcore_vllm.serve {model.path} --port PORT"
+            ) from error
+        facts: dict[str, Any] = answer["results"][0]
+        differing = [
+            f"{name} {facts[name]} instead of {own}"
+            for name, own in model_facts(model.path).items()
+            if facts[name] != own
+        ]
+        if differing:
+            raise ConfigError(
+                f"rollout.url={self._url} serves another model than model.path={model.path}: {', '.join(differing)}\n"
+                f"Start it with  python -m rlcore_vllm.serve {model.path} --port PORT"
+            )
+        return facts
+
+    def _get(self, path: str) -> Any:
+        return call(self._url, "GET", path, timeout_s=self._config.timeout_s)
+
+    def _post(self, path: str, body: Any = None) -> Any:
+        return call(self._url, "POST", path, body, timeout_s=self._config.timeout_s)
+
+
+def _own_url(config: VLLMConfig, context: RolloutContext) -> str:
+    if len(config.urls) != context.world_size:
+        raise ConfigError(
+            f"rollout.url names {len(config.urls)} servers, and the rollout's pool has {context.world_size} ranks\n"
+            f"Type  pools.rollout.devices_per_node={len(config.urls)}   with  placement=split, or name as many servers"
+        )
+    return config.urls[context.rank]
+
+
+def _buckets(weights: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
+    """The weights in groups of at most `limit` bytes; a larger one goes alone."""
+    bucket: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights:
+        if bucket and size + tensor.nbytes > limit:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = tensor.to("cpu", copy=True).contiguous()  # lent for this turn only
+        size += tensor.nbytes
+    yield bucket

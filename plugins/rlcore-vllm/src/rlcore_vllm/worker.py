@@ -1,0 +1,144 @@
+"""What runs inside vLLM's workers: the trainer's log-probs, and whole sets of weights.
+
+vLLM imports this module by name in every worker process (`worker_extension_cls`), before it loads the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers import utils as layer_utils
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+from vllm.v1.sample.sampler import Sampler
+
+from rlcore_vllm.requests import facts_of
+
+TRANSFER = "rlcore"
+"""The name of the way of weights below, in vLLM's `weight_transfer_config`."""
+
+
+class WorkerExtension:
+    """Methods that vLLM mixes into its worker; `self` is the worker."""
+
+    model_runner: Any
+
+    def rlcore_prepare(self) -> dict[str, Any]:
+        """Put the sampler in place; returns what the caller checks requests against. May be called twice."""
+        runner = self.model_runner
+        if not isinstance(runner.sampler, TrainerSampler):
+            runner.sampler = TrainerSampler("raw_logits", use_fp64_gumbel=runner.sampler.use_fp64_gumbel)
+        model_config = runner.model_config
+        return {"max_model_len": model_config.max_model_len, **facts_of(model_config.hf_config)}
+
+
+class TrainerSampler(Sampler):
+    """vLLM's sampler, with the log-probs that the trainer computes.
+
+    vLLM offers log-probs before the temperature, or after temperature and truncation. The trainer computes
+    log softmax(logits / temperature) before truncation: here the raw logit of the drawn token, divided by the
+    temperature, less the logarithm of the sum over all tokens. Greedy rows count as temperature 1.
+    """
+
+    def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        """[n, V] logits in; the output's log-probs are [n, 1]."""
+        temperature = _temperature(sampling_metadata, logits)
+        # Before the call: vLLM divides and truncates the logits in place.
+        total = (logits.float() / temperature).logsumexp(dim=-1, keepdim=True)
+        output = super().forward(logits, sampling_metadata, *args, **kwargs)
+        if output.logprobs_tensors is not None:
+            output.logprobs_tensors.logprobs.div_(temperature).sub_(total)
+        return output
+
+
+def _temperature(sampling_metadata: Any, logits: Tensor) -> Tensor:
+    """[n, 1] float32, 1 for greedy rows."""
+    given: Tensor | None = sampling_metadata.temperature
+    if given is None:
+        return torch.ones(len(logits), 1, device=logits.device)
+    return torch.where(given < 1e-5, 1.0, given)[:, None]
+
+
+@dataclass
+class TransferInit(WeightTransferInitInfo):
+    """Nothing has to be agreed on beforehand."""
+
+
+@dataclass
+class TransferUpdate(WeightTransferUpdateInfo):
+    """A part of the weights: tensors where the engine is in the trainer's process, else a safetensors file."""
+
+    weights: Iterable[tuple[str, Tensor]] = ()
+    path: str = ""
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        if not self.path:
+            # vLLM keeps a tensor until the rest of its layer has come; the lender may use its memory again before.
+            yield from ((name, tensor.clone()) for name, tensor in self.weights)
+            return
+        from safetensors import safe_open
+
+        with safe_open(self.path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  (no mapping)
+                yield name, file.get_tensor(name)
+
+
+class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
+    """Loads weights under their Hugging Face names, layer by layer into the memory that the engine computes with."""
+
+    init_info_cls = TransferInit
+    update_info_cls = TransferUpdate
+
+    def init_transfer_engine(self, init_info: TransferInit) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Layers get new memory until they are whole."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """One part. The base class would then wait for an accelerator, which a CPU does not have."""
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+        except BaseException:
+            self.finish_weight_update()  # so that the next update starts from whole layers
+            raise
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: TransferUpdate) -> None:
+        """Through the model's own loader, which knows how names map and how tensors are split over ranks."""
+        self.model.load_weights(iter(update_info))
+
+    def finish_weight_update(self) -> None:
+        """Every layer computes with its new memory."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _plain_linear(layer: Any, remove_weight: bool) -> None:
+    """The CPU kernels of vLLM repack weights once and forget the originals, so that new ones would have no effect on
+    tied layers; torch's own product reads them as they are."""
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+def _register() -> None:
+    if TRANSFER not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(TRANSFER, Transfer)
+    if current_platform.is_cpu():
+        layer_utils.dispatch_cpu_unquantized_gemm = _plain_linear
+
+
+_register()

@@ -1,0 +1,66 @@
+"""One thread, no network, small models that vLLM's CPU kernels take, and one engine for tests that share it."""
+
+import asyncio
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+from rlcore_vllm import VLLMConfig, VLLMRollout
+
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.testing.model import small_model as make_small_model
+from rlcore.types import Request, Sampling
+
+ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS", Path(__file__).parents[4] / "shared"))
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory):
+    """A Qwen2 with heads of 32 dimensions and tied embeddings."""
+    return make_small_model(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def story_model(tmp_path_factory):
+    """The real story model, in a form that vLLM's CPU attention takes."""
+    from models import save_widened_story
+
+    source = ASSETS / "models" / "stories260k"
+    if not source.is_dir():
+        pytest.skip(f"no story model in {ASSETS}; set RLCORE_TEST_ASSETS to a folder with models/stories260k")
+    return save_widened_story(source, tmp_path_factory.mktemp("story"))
+
+
+def make_vllm(path, precision="float32", **config):
+    model = ModelConfig(path=path, precision=precision)
+    return VLLMRollout(VLLMConfig(**({"max_batch_size": 16} | config)), model=model, context=RolloutContext())
+
+
+def make_hf(path, precision="float32"):
+    return HFRollout(HFConfig(), model=ModelConfig(path=path, precision=precision), context=RolloutContext())
+
+
+def requests_of(prompts, seed=0, **sampling):
+    asked = Sampling(**({"max_response_tokens": 16, "temperature": 0.0} | sampling))
+    return [Request(request_id=i, prompt_ids=ids, sampling=asked, seed=seed + i) for i, ids in enumerate(prompts)]
+
+
+async def collect(engine, requests):
+    return {sample.request_id: sample async for sample in engine.generate(requests)}
+
+
+def run(engine, requests):
+    """Samples by request id."""
+    return asyncio.run(asyncio.wait_for(collect(engine, requests), 60))
+
+
+def tokens(samples):
+    return {request_id: list(samples[request_id].token_ids) for request_id in sorted(samples)}

@@ -1,0 +1,38 @@
+"""One rank of an engine as a process: `rank.py RANK WORLD TENSOR_PARALLEL MODEL DIRECTORY`; writes what it drew."""
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from conftest import requests_of, run, tokens
+from rlcore_vllm import VLLMConfig, VLLMRollout
+from test_equals_hf import PROMPTS, changed_weights
+
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+
+
+def main(rank, world_size, tensor_parallel, model, directory):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
+    engine = VLLMRollout(
+        VLLMConfig(tensor_parallel=tensor_parallel, max_batch_size=16),
+        model=ModelConfig(path=model),
+        context=RolloutContext(rank=rank, world_size=world_size),
+    )
+    drawn = [tokens(run(engine, requests_of(PROMPTS)))]
+    drawn.append({k: list(s.log_probs) for k, s in run(engine, requests_of(PROMPTS, temperature=1.0)).items()})
+    engine.load_weights(iter(changed_weights(model, 1.3)), 1)
+    drawn.append(tokens(run(engine, requests_of(PROMPTS))))
+    engine.close()
+    assert dist.is_initialized(), "the group of the pool is not the engine's to end"
+    (Path(directory) / f"{rank}.json").write_text(json.dumps({"drawn": drawn, "mesh": asdict(engine.mesh)}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*[int(word) for word in sys.argv[1:4]], *sys.argv[4:])

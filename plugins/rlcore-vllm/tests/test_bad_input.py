@@ -1,0 +1,110 @@
+"""What can be wrong before an engine runs, and the line to type for it."""
+
+import pytest
+from conftest import ASSETS, make_vllm
+from models import save_tiny
+from rlcore_vllm import VLLMConfig, VLLMRollout, install
+from rlcore_vllm.memory import cache_bytes
+from rlcore_vllm.rollout import _mesh
+
+from rlcore.errors import ConfigError, ModelError
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel: expected 1 or more, got 0"),
+        ({"max_batch_size": 0}, "max_batch_size: expected 1 or more, got 0"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: expected a number between 0 and 1, got 1.5"),
+        ({"url": "localhost:8000"}, "url: expected an address such as http://host:8000, got 'localhost:8000'"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(setting, text):
+    with pytest.raises(ConfigError, match=text.replace("(", r"\(")) as error:
+        VLLMConfig(**setting)
+    assert "\nType  " in str(error.value)
+
+
+def test_a_model_that_vllm_cannot_run_is_named_with_another_engine():
+    path = ASSETS / "models" / "stories260k"
+    if not path.is_dir():
+        pytest.skip("no story model")
+    with pytest.raises(ModelError, match=rf"vLLM cannot serve model.path={path}: .*\n.*rollout=hf"):
+        make_vllm(str(path))  # heads of 8 dimensions
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ModelError, match="there is no such directory"):
+        make_vllm(str(tmp_path / "nothing"))
+
+
+def test_tensor_parallelism_must_divide_the_ranks_and_the_heads(small_model):
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel=2 does not divide the 3 ranks.*\nType  rollout.tensor_parallel=3"
+    ):
+        _mesh(VLLMConfig(tensor_parallel=2), RolloutContext(world_size=3))
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel=3 does not divide the 2 attention heads.*\n.*1, 2 are possible"
+    ):
+        VLLMRollout(
+            VLLMConfig(tensor_parallel=3),
+            model=ModelConfig(path=small_model),
+            context=RolloutContext(world_size=3),
+        )
+
+
+def test_ranks_of_one_engine_share_rows_and_the_first_returns_them():
+    places = [_mesh(VLLMConfig(tensor_parallel=2), RolloutContext(rank=rank, world_size=4)) for rank in range(4)]
+    assert [(place.dp_rank, place.dp_size, place.returns) for place in places] == [
+        (0, 2, True),
+        (0, 2, False),
+        (1, 2, True),
+        (1, 2, False),
+    ]
+
+
+def test_memory_too_small_for_one_sequence_is_refused_with_the_arithmetic(small_model, tmp_path):
+    # 2 layers × 2 (keys, values) × 1 head × 32 dimensions × 4 bytes = 512 bytes a token; a sequence of 128 tokens and
+    # two blocks of 128 are 384 tokens, 196608 bytes. 0.0001 GB are 107374 bytes: 209 tokens, less two blocks.
+    model = ModelConfig(path=save_tiny("Llama", tmp_path, small_model))
+    assert cache_bytes(VLLMConfig(max_batch_size=3), model) == 3 * 196608
+    assert cache_bytes(VLLMConfig(kv_cache_gb=0.5), model) == 2**29
+    with pytest.raises(
+        ConfigError, match=r"128 tokens × 512 bytes = 192.0 KB, .*kv_cache_gb=0.0001 is 104.9 KB"
+    ) as error:
+        cache_bytes(VLLMConfig(kv_cache_gb=0.0001), model)
+    assert "rollout.kv_cache_gb=0.00018" in str(error.value)
+    with pytest.raises(ConfigError, match="are free"):
+        cache_bytes(VLLMConfig(kv_cache_gb=1e6), model)
+
+
+def plant(directory, name, version):
+    folder = directory / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_another_version_of_vllm_is_refused_with_the_line_to_type(tmp_path, monkeypatch):
+    plant(tmp_path, "vllm", "0.99.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        install.VLLMMissing, match=r"written for vllm<0.33,>=0.32, and vllm 0.99.0 is installed\n.*pip install"
+    ):
+        install.check_installed()
+
+
+def test_either_distribution_of_vllm_will_do(tmp_path, monkeypatch):
+    assert install.check_installed().startswith("0.32")
+    plant(tmp_path, "vllm", "0.32.7")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert install.check_installed() == "0.32.7"
+
+
+def test_without_vllm_the_line_to_type_is_told(monkeypatch):
+    monkeypatch.setattr(install, "_DISTRIBUTIONS", ("no-such-distribution",))
+    with pytest.raises(
+        install.VLLMMissing, match=r'not installed in this environment\nType  pip install "vllm<0.33,>=0.32"'
+    ):
+        install.check_installed()

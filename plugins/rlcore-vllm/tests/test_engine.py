@@ -1,0 +1,177 @@
+"""The engine in this process: new weights while it generates, calls that overlap, and what it leaves of the process."""
+
+import asyncio
+import os
+import random
+
+import pytest
+import torch
+from conftest import make_hf, make_vllm, requests_of, run, tokens
+from models import save_tiny
+
+from rlcore.errors import InfrastructureError, NumericalError
+from rlcore.models.load import load_model
+from rlcore.testing.rollout import weights
+
+PROMPT = list(range(4, 40))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, small_model):
+    return save_tiny("Llama", tmp_path_factory.mktemp("llama"), small_model)
+
+
+@pytest.fixture(scope="module")
+def shared(model):
+    engine = make_vllm(model)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(shared, model):
+    shared.load_weights(iter(weights(model)), 0)
+    return shared
+
+
+def changed(path):
+    model = load_model(path).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(1.3)
+    return model
+
+
+def test_a_response_goes_on_under_new_weights_and_says_which_token_is_whose(engine, model, tmp_path):
+    asked = requests_of([PROMPT], max_response_tokens=60)
+    old = run(engine, asked)[0].token_ids
+    new_model = changed(model)
+    new_model.save_pretrained(tmp_path)
+
+    async def generate():
+        return [sample async for sample in engine.generate(asked)]
+
+    async def interrupted():
+        task = asyncio.create_task(generate())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        engine.load_weights(iter(new_model.named_parameters()), 7)
+        return await asyncio.wait_for(task, 30)
+
+    sample = asyncio.run(interrupted())[0]
+
+    cut = list(sample.token_versions).count(0)
+    assert 0 < cut < 60 and list(sample.token_versions) == [0] * cut + [7] * (60 - cut)
+    assert sample.policy_version == 7
+    assert list(sample.token_ids[:cut]) == list(old[:cut])
+    rest = run(make_hf(str(tmp_path)), requests_of([[*PROMPT, *sample.token_ids[:cut]]], max_response_tokens=60 - cut))[
+        0
+    ]
+    assert list(sample.token_ids[cut:]) == list(rest.token_ids), "keys and values of the old weights were used"
+    assert list(sample.log_probs[cut:]) == pytest.approx(list(rest.log_probs), abs=2e-4)
+
+
+def test_calls_that_overlap_get_their_own_samples(engine):
+    first, second = requests_of([[3, 4]], max_response_tokens=30), requests_of([[9, 8], [5]], max_response_tokens=10)
+
+    async def both():
+        async def collect(asked):
+            return {sample.request_id: sample async for sample in engine.generate(asked)}
+
+        return await asyncio.gather(collect(first), collect(second))
+
+    found = asyncio.run(asyncio.wait_for(both(), 30))
+
+    assert [tokens(part) for part in found] == [tokens(run(engine, first)), tokens(run(engine, second))]
+
+
+def test_samples_come_as_they_finish(engine):
+    short, long = requests_of([[3]], max_response_tokens=2)[0], requests_of([[3], [3]], max_response_tokens=40)[1]
+
+    async def lengths():
+        return [len(sample.token_ids) async for sample in engine.generate([long, short])]
+
+    first, second = asyncio.run(lengths())
+    assert first == 2 < second
+
+
+def test_closing_the_iterator_leaves_nothing_in_the_engine(engine):
+    async def first_only():
+        stream = engine.generate(requests_of([[3], [4], [5]], temperature=1.0, max_response_tokens=90))
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(first_only())
+
+    assert engine._engine._engine.get_num_unfinished_requests() == 0
+    assert not engine._engine._outboxes
+
+
+def test_a_lender_may_use_its_memory_again_for_the_next_weight(engine, model):
+    asked = requests_of([PROMPT, [3]])
+    wanted = run(engine, asked)
+    pairs = weights(model)
+    room = torch.empty(max(tensor.numel() for _, tensor in pairs))
+
+    def lent():
+        for name, tensor in pairs:
+            yield name, room[: tensor.numel()].view(tensor.shape).copy_(tensor.detach())
+
+    engine.load_weights(lent(), 0)
+
+    assert tokens(run(engine, asked)) == tokens(wanted)
+
+
+def test_more_requests_than_fit_at_once_get_the_same_samples(engine, model):
+    asked = requests_of([[3 + i, 5, 7] for i in range(40)], temperature=1.0)
+    narrow = make_vllm(model, max_batch_size=4)
+    try:
+        assert tokens(run(narrow, asked)) == tokens(run(engine, asked))
+    finally:
+        narrow.close()
+
+
+def test_a_prompt_that_waits_for_room_does_not_disturb_seeds(model):
+    """Prompts of 100 tokens and 4096 tokens in one step: the forty-first would be read in part, if that were allowed."""
+    engine = make_vllm(model, max_batch_size=64, prefix_caching=False)
+    try:
+        prompts = [[3 + (i + j) % 60 for j in range(100)] for i in range(50)]
+        asked = requests_of(prompts, temperature=1.0, max_response_tokens=4)
+        together = run(engine, asked)
+        assert tokens({45: together[45]}) == tokens(run(engine, [asked[45]]))
+    finally:
+        engine.close()
+
+
+def test_logits_that_are_not_finite_are_an_error_and_no_sample(engine, model):
+    poisoned = [(name, tensor * float("nan")) for name, tensor in weights(model)]
+    engine.load_weights(iter(poisoned), 1)
+
+    with pytest.raises(NumericalError, match=r"request 0: .* not finite at position 2"):
+        run(engine, requests_of([[3, 4]]))
+
+
+def test_a_sleeping_or_closed_engine_says_what_to_do(model):
+    engine = make_vllm(model)
+    engine.sleep()
+    with pytest.raises(InfrastructureError, match=r"sleeps\nCall wake"):
+        run(engine, requests_of([[3]]))
+    engine.close()
+    with pytest.raises(InfrastructureError, match="closed"):
+        run(engine, requests_of([[3]]))
+
+
+def test_an_engine_leaves_the_process_as_it_found_it(model):
+    torch.manual_seed(5)
+    random.seed(5)
+    wanted = torch.rand(3), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    set_num_threads, preload = torch.set_num_threads, os.environ.get("LD_PRELOAD")
+    names = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+
+    make_vllm(model).close()
+
+    assert torch.equal(torch.rand(3), wanted[0]) and random.random() == wanted[1]
+    assert torch.set_num_threads is set_num_threads
+    assert os.environ.get("LD_PRELOAD") == preload
+    assert {name: os.environ.get(name) for name in names} == names

@@ -1,0 +1,38 @@
+"""Two ranks: one engine that they share, or one engine each; both draw what `hf` draws."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import make_hf, requests_of, run, tokens
+from models import save_tiny
+from test_equals_hf import PROMPTS, changed_weights
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("tensor_parallel", "places"), [(2, [(0, True), (0, False)]), (1, [(0, True), (1, True)])])
+def test_two_ranks_draw_what_hf_draws_before_and_after_new_weights(tensor_parallel, places, small_model, tmp_path):
+    model = save_tiny("Qwen2", tmp_path, small_model)
+    command = [sys.executable, str(Path(__file__).parent / "rank.py")]
+    processes = [
+        subprocess.Popen([*command, str(rank), "2", str(tensor_parallel), model, str(tmp_path)]) for rank in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=110) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+
+    reference = make_hf(model)
+    wanted = [tokens(run(reference, requests_of(PROMPTS)))]
+    reference.load_weights(iter(changed_weights(model, 1.3)), 1)
+    wanted.append(tokens(run(reference, requests_of(PROMPTS))))
+    for rank, place in zip(ranks, places):
+        greedy = [{int(name): ids for name, ids in part.items()} for part in (rank["drawn"][0], rank["drawn"][2])]
+        assert greedy == wanted
+        assert (rank["mesh"]["dp_rank"], rank["mesh"]["returns"]) == place
+    assert ranks[0]["drawn"][1] == ranks[1]["drawn"][1], "ranks of one engine must draw in step"
