@@ -19,6 +19,8 @@ from rlcore.registry.known import known_names
 from rlcore.testing import AlgorithmContract, RewardContract, RolloutContract
 from rlcore.types import STANDARD_COLUMNS
 
+pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench: make test-plugins installs it")
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("writing-*.md"))

@@ -20,6 +20,8 @@ from rlcore.testing import RewardContract
 from rlcore.trainer.launch import launch
 from rlcore.trainer.loop import train
 
+pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench: make test-plugins installs it")
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 STEPS = 3

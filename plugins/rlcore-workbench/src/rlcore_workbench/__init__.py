@@ -1,0 +1,1 @@
+"""The author's workbench: the commands `rlcore new-plugin`, `check`, `try` and `migrate`."""

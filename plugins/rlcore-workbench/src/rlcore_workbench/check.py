@@ -1,0 +1,213 @@
+"""`rlcore check`: the contract suite of a kind against one plugin, one line for each test.
+
+The suite runs in a process of its own (child.py), so a plugin that hangs or crashes costs a line of the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from rlcore.errors import ConfigError, did_you_mean
+from rlcore_workbench.options import parse_options, read_rows
+
+KINDS = ("algorithm", "backend", "dataset", "dispatch", "hooks", "reward", "rollout", "tracker")
+_EXAMPLES = """\
+examples:
+  rlcore check reward gsm8k --examples graded.jsonl      lines such as {"completion": "#### 4", "answer": "4", "score": 1}
+  rlcore check algorithm grpo --option minibatches=2 --option kl.coefficient=0.01
+  rlcore check algorithm best_of_n --suite keeps_every_sample=false
+  rlcore check rollout vllm --device cuda:0 --tolerance 0.05
+  rlcore check reward my_rewards.py:score                a file of your own; rewards bring EXAMPLES with them
+
+exit code: 0 every test passed, 1 one failed, 2 the input is wrong
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = _parser().parse_args(list(argv))
+    if options.kind not in KINDS:
+        raise ConfigError(
+            f"no contract suite for the kind '{options.kind}'.{did_you_mean(options.kind, list(KINDS))}\n"
+            f"Type  rlcore check KIND NAME   with one of: {', '.join(KINDS)}"
+        )
+    if options.timeout <= 0:
+        raise ConfigError(f"--timeout {options.timeout:g}: expected more than 0\nType  --timeout 600")
+    if options.examples and options.kind != "reward":
+        raise ConfigError(f"--examples is for rewards, and this is a {options.kind}\nLeave out  --examples")
+    if options.kind == "dataset" and not options.data:
+        raise ConfigError(f"dataset '{options.name}' needs something to open\nType  --data FILE")
+    spec = {
+        "kind": options.kind,
+        "name": options.name,
+        "options": parse_options(options.option),
+        "examples": _examples(options.examples) if options.examples else None,
+        "data": options.data,
+        "model": options.model,
+        "device": options.device,
+        "tolerance": options.tolerance,
+        "skip": options.skip,
+        "suite": parse_options(options.suite),
+    }
+    return Report(verbose=options.verbose).run(spec, options.timeout)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlcore check",
+        description="Run the contract suite of a kind against one plugin, in a process of its own.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kind", help=", ".join(KINDS))
+    parser.add_argument("name", help="a registered name, name@package, module:attribute or file.py:attribute")
+    parser.add_argument("--option", action="append", default=[], metavar="K=V", help="a setting of the plugin")
+    parser.add_argument("--examples", type=Path, metavar="FILE", help="samples with their `score`, for rewards")
+    parser.add_argument("--data", default="", metavar="FILE", help="what a data set opens")
+    parser.add_argument(
+        "--model", default="", metavar="DIR", help="a model for engines and backends; default: a tiny one"
+    )
+    parser.add_argument("--device", default="cpu", help="of engines and backends; default: cpu")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="of log-probs; about 0.05 for bfloat16")
+    parser.add_argument("--suite", action="append", default=[], metavar="K=V", help="an attribute of the suite itself")
+    parser.add_argument("--skip", action="append", default=[], metavar="WORDS", help="leave out tests with these words")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for the whole suite, in seconds")
+    parser.add_argument("--verbose", action="store_true", help="show the traceback of every failure")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    return parser
+
+
+def _examples(path: Path) -> list[tuple[dict[str, Any], float | None]]:
+    """Each line is a sample with `score`, its score; null where the reward does not apply."""
+    examples = []
+    for number, row in enumerate(read_rows(path, "samples with a score"), 1):
+        score = row.pop("score", "nothing")
+        if "completion" not in row or (score is not None and not isinstance(score, int | float)):
+            raise ConfigError(
+                f"{path}, example {number}: `completion` or a numeric `score` is missing\n"
+                'Write  {"completion": "...", "score": 1.0, and the columns that the reward asks for}'
+            )
+        examples.append((row, None if score is None else float(score)))
+    return examples
+
+
+class Report:
+    """Prints what the child says, line by line, and counts."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+        self.passed = self.failed = 0
+        self.unchecked: list[str] = []
+        self._running = ""
+        self._ended = False
+
+    def run(self, spec: dict[str, Any], timeout_s: float) -> int:
+        """Run the suite in a child; returns the exit code."""
+        start = time.monotonic()
+        with tempfile.TemporaryFile("w+", errors="replace") as noise:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "rlcore_workbench.child", json.dumps(spec)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=noise,
+                start_new_session=True,
+                env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            )
+            late = False
+            try:
+                for line in _lines(child.stdout, start + timeout_s):
+                    self._take(json.loads(line))
+            except TimeoutError:
+                late = True
+            finally:
+                _end(child, grace_s=0.0 if late else 5.0)
+            if not self._ended:
+                self._broken(child.returncode, noise, timeout_s if late else 0.0)
+        for what in self.unchecked:
+            print(f"  not checked  {what}")
+        print(f"{self.passed} of {self.passed + self.failed} passed in {time.monotonic() - start:.1f} s")
+        return 1 if self.failed or not self.passed else 0
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """One message of the child."""
+        what = message["is"]
+        if what == "error":
+            raise ConfigError(message["text"])
+        if what == "plugin":
+            print(f"check {message['text']}", flush=True)
+        elif what == "start":
+            self._running = message["test"]
+        elif what == "unchecked":
+            self.unchecked.append(message["text"])
+        elif what == "end":
+            self._ended = True
+        elif what == "test":
+            self._line(message)
+
+    def _line(self, message: dict[str, Any]) -> None:
+        good = message["outcome"] == "passed"
+        if message["outcome"] == "skipped":
+            self.unchecked.append(f"{message['test']}: {message['reason']}")
+            return
+        self.passed, self.failed = self.passed + good, self.failed + (not good)
+        print(f"  {'ok  ' if good else 'FAIL'}  {message['test']:<72} {message['seconds']:6.2f} s", flush=True)
+        if not good:
+            text = message["details"] if self._verbose else message["reason"]
+            print("\n".join(f"        {line}" for line in text.splitlines()), flush=True)
+
+    def _broken(self, code: int, noise: IO[str], late_s: float) -> None:
+        """The child ended without its last word."""
+        self.failed += 1
+        how = f"no end within {late_s:g} s" if late_s else f"the process ended with {_exit(code)}"
+        print(f"  FAIL  {self._running or 'the start'}\n        {how}")
+        noise.seek(0)
+        for line in noise.read().splitlines()[-8:]:
+            print(f"        | {line}")
+
+
+def _lines(stream: IO[bytes] | None, deadline: float) -> Iterator[bytes]:
+    """Lines as they come, until the stream ends.
+
+    Raises:
+        TimeoutError: at the deadline.
+    """
+    assert stream is not None, "the child has a pipe"
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise TimeoutError
+            chunk = os.read(stream.fileno(), 65536)
+            if not chunk:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from lines
+
+
+def _end(child: subprocess.Popen[bytes], *, grace_s: float) -> None:
+    """End the child and all that it started; one that has said everything may end by itself."""
+    assert child.stdout is not None, "the child has a pipe"
+    child.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=grace_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait(timeout=30)
+
+
+def _exit(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

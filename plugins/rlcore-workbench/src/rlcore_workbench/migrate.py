@@ -1,0 +1,126 @@
+"""`rlcore migrate`: a launch command of verl as a command of rlcore, with a line for every key."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import ConfigError
+from rlcore_workbench.verl.command import read_launch
+from rlcore_workbench.verl.translate import Line, Translation, translate
+
+_EXAMPLES = """\
+examples:
+  rlcore migrate 'python3 -m verl.trainer.main_ppo data.train_files=train.parquet algorithm.adv_estimator=grpo ...'
+  rlcore migrate run_qwen2-7b.sh                         a script; nothing of it is run
+  rlcore migrate run_qwen2-7b.sh --command-only > run.sh
+
+exit code: 0 every key has a counterpart, 1 some have none or not the whole of it, 2 the input cannot be read
+"""
+_TITLES = {
+    "set": "settings",
+    "always": "nothing to set",
+    "partly": "ONLY PARTLY",
+    "none": "NO COUNTERPART",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="rlcore migrate",
+        description="Turn a launch command of verl into one of rlcore.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("launch", nargs="+", help="the command, or the file of a script that holds it")
+    parser.add_argument("--command-only", action="store_true", help="print the command and nothing else")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    options, more = parser.parse_known_args(list(argv))  # the launch may hold arguments that begin with dashes
+    done = translate(read_launch(_text([*options.launch, *more])))
+    if options.json:
+        print(json.dumps(_plain(done), ensure_ascii=False, indent=2))
+    else:
+        print(command(done.settings))
+        if not options.command_only:
+            print(explained(done))
+    return 1 if done.of("partly", "none") else 0
+
+
+def _text(words: Sequence[str]) -> str:
+    """The launch itself, from a file or from the command line."""
+    if len(words) > 1:
+        return shlex.join(words)
+    if "=" not in words[0]:
+        path = Path(words[0]).expanduser()
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{words[0]} is neither a script that can be read nor a command with settings: {error}\n"
+                "Type  rlcore migrate SCRIPT   or  rlcore migrate 'python3 -m verl.trainer.main_ppo key=value …'"
+            ) from error
+    return words[0]
+
+
+def command(settings: dict[str, Any]) -> str:
+    """`rlcore train` with one setting a line; what a shell would change is quoted, variables stay variables."""
+    words = [_quoted(f"{name}={_written(value)}") for name, value in settings.items()]
+    return " \\\n    ".join(["rlcore train", *words])
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(_written(item) for item in value)}]"
+    return str(value)
+
+
+def _quoted(word: str) -> str:
+    if "$" in word:
+        return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return shlex.quote(word)
+
+
+def explained(done: Translation) -> str:
+    """Each key with its counterpart or the reason why there is none."""
+    lines = []
+    for how in ("set", "always", "partly", "none"):
+        if chosen := done.of(how):
+            lines += ["", f"{_TITLES[how]} ({len(chosen)})", *(_line(line) for line in chosen)]
+    if defaults := [line for line in done.lines if not line.given]:
+        lines += ["", f"not given, and verl's default is not rlcore's ({len(defaults)})", *map(_line, defaults)]
+    if done.remarks:
+        lines += ["", "before it runs", *(f"  {remark}" for remark in done.remarks)]
+    open_ones = len(done.of("partly", "none"))
+    total = len([line for line in done.lines if line.given])
+    lines += ["", f"{total} keys: {total - open_ones} have a counterpart or need none, {open_ones} do not"]
+    return "\n".join(lines)
+
+
+def _line(line: Line) -> str:
+    settings = " ".join(f"{name}={_written(value)}" for name, value in line.answer.settings)
+    said = "; ".join(part for part in (settings, line.answer.note) if part)
+    given = f"{line.key}={line.value}" if line.value else line.key
+    return f"  {given:<62}  {said}"
+
+
+def _plain(done: Translation) -> dict[str, Any]:
+    keys = [
+        {
+            "key": line.key,
+            "value": line.value,
+            "how": line.answer.how,
+            "settings": dict(line.answer.settings),
+            "note": line.answer.note,
+            "given": line.given,
+        }
+        for line in done.lines
+    ]
+    return {"settings": done.settings, "keys": keys, "remarks": done.remarks}

@@ -1,0 +1,168 @@
+"""`rlcore new-plugin`: write a package of five files with a plugin that works, to be changed from there.
+
+The files are those of `templates/`, with names and version bounds filled in; nothing is imported or installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import keyword
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import rlcore
+from rlcore.errors import ConfigError, did_you_mean
+from rlcore.registry import catalog
+
+_EXAMPLES = """\
+examples:
+  rlcore new-plugin my-reward --kind reward
+  rlcore new-plugin my-engine --kind rollout --dir ~/code
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What differs between kinds besides their templates."""
+
+    summary: str
+    use: str
+    """The line that uses the plugin; $name is filled in."""
+    is_function: bool = False
+    test_needs: str = ""
+
+
+KINDS = {
+    "reward": Kind(
+        summary="A reward for rlcore",
+        use="rlcore train preset=quickstart reward=$name",
+        is_function=True,
+    ),
+    "algorithm": Kind(summary="An algorithm for rlcore", use="rlcore train preset=quickstart algorithm=$name"),
+    "rollout": Kind(summary="An inference engine for rlcore", use="rlcore train preset=quickstart rollout=$name"),
+    "backend": Kind(summary="A training backend for rlcore", use="rlcore train preset=quickstart backend=$name"),
+    "dispatch": Kind(summary="A dispatch mode for rlcore", use="# in a worker of yours: @rlcore.dispatch('$name')"),
+    "tracker": Kind(
+        summary="A tracker for rlcore", use="rlcore train preset=quickstart trackers='[console,jsonl,$name]'"
+    ),
+    "hooks": Kind(
+        summary="Hooks for rlcore",
+        use="rlcore train preset=quickstart plugins.hooks='[$name]'",
+        test_needs=', "rlcore-workbench"',
+    ),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="rlcore new-plugin",
+        description="Write a package with a working plugin, its contract test and version bounds.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", help="of the package, such as my-reward; the plugin is then my_reward")
+    parser.add_argument("--kind", required=True, help=", ".join(KINDS))
+    parser.add_argument("--dir", type=Path, default=Path(), help="where the folder is made; default: here")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    options = parser.parse_args(list(argv))
+
+    folder = write(options.name, options.kind, options.dir)
+    name = module_name(options.name)
+    use = Template(KINDS[options.kind].use).substitute(name=name)
+    print(f"{folder}: a {options.kind} that works. Next:\n")
+    print(f"    pip install -e {folder}\n    rlcore list-plugins --kind {options.kind}")
+    print(f"    rlcore check {options.kind} {name}\n    {use}")
+    return 0
+
+
+def write(package: str, kind: str, directory: Path) -> Path:
+    """Write the package below `directory`; returns its folder.
+
+    Raises:
+        ConfigError: an unknown kind, or a name that cannot be used.
+    """
+    if kind not in KINDS:
+        raise ConfigError(
+            f"--kind {kind}: there is no template for it.{did_you_mean(kind, list(KINDS))}\n"
+            f"Type  rlcore new-plugin {package} --kind KIND   with one of: {', '.join(KINDS)}"
+        )
+    name = _checked_name(package, kind)
+    folder = directory / package
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already, and nothing is overwritten\nType another name, or --dir DIR.")
+    values = _values(package, name, kind)
+    for path, template in {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        ".gitignore": "gitignore",
+        f"src/{name}/__init__.py": f"{kind}.py",
+        "tests/test_contract.py": f"test_{kind}.py",
+    }.items():
+        _write_file(folder / path, render(template, values))
+    return folder
+
+
+def render(template: str, values: dict[str, str]) -> str:
+    """A file of `templates/` with its names filled in."""
+    text = (files(__package__) / "templates" / f"{template}.template").read_text(encoding="utf-8")
+    return Template(text).substitute(values)
+
+
+def module_name(package: str) -> str:
+    """my-reward -> my_reward."""
+    return re.sub(r"[-.]+", "_", package)
+
+
+def bounds(version: str) -> str:
+    """The rlcore versions that a plugin written today may expect to work with: "0.1.3" -> ">=0.1,<0.2"."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"
+
+
+def _values(package: str, name: str, kind: str) -> dict[str, str]:
+    about = KINDS[kind]
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    return {
+        "package": package,
+        "name": name,
+        "module": name,
+        "class_name": class_name,
+        "attribute": name if about.is_function else class_name,
+        "kind": kind,
+        "summary": about.summary,
+        "use": Template(about.use).substitute(name=name),
+        "test_needs": about.test_needs,
+        "bounds": bounds(rlcore.__version__),
+    }
+
+
+def _checked_name(package: str, kind: str) -> str:
+    """The name of module and plugin; refuses what pip, Python or the registry would stumble over later."""
+    name = module_name(package)
+    advice = f"Type  rlcore new-plugin my-{kind} --kind {kind}"
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)*", package) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"'{package}' cannot be the name of a package and of its module: small letters, digits and single dashes,"
+            f" beginning with a letter\n{advice}"
+        )
+    if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
+        raise ConfigError(f"'{package}': there is a Python module '{name}' already, which yours would hide\n{advice}")
+    if taken := catalog().find(kind, name):
+        provider = f"{taken[0].package} {taken[0].version}"
+        raise ConfigError(f"'{package}': the {kind} '{name}' is there already, from {provider}\n{advice}")
+    return name
+
+
+def _write_file(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}\nType  --dir DIR") from error

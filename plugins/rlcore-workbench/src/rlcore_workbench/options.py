@@ -1,0 +1,71 @@
+"""What the commands of this package read from their command line in the same way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import ConfigError
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """["kl.coefficient=0.1", "name=x"] -> {"kl": {"coefficient": 0.1}, "name": "x"}; values are JSON, else text."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError(f"--option {text}: expected NAME=VALUE\nType  --option {key or 'NAME'}=VALUE")
+        *sections, name = key.split(".")
+        place = options
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--option {text}: '{section}' has a value already\nLeave out one of them.")
+        if name in place:
+            raise ConfigError(f"--option {text}: '{key}' is given twice\nLeave out one of them.")
+        place[name] = _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read_rows(path: Path, what: str) -> list[dict[str, Any]]:
+    """The objects of a JSONL file.
+
+    Raises:
+        ConfigError: no such file, a line that is no JSON object, or no line at all; names file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}\nGive a JSONL file of {what}.") from error
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}:{number} is no JSON: {error}\nEach line is one JSON object.") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{number} is a {type(row).__name__}\nEach line is one JSON object.")
+        rows.append(row)
+    if not rows:
+        raise ConfigError(f"{path} has no rows\nGive a JSONL file of {what}.")
+    return rows
+
+
+def flat_sample(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample as a reward sees it; lines of a run's samples.jsonl have the data set's columns under `columns`."""
+    columns = row.get("columns")
+    if "completion" not in row or not isinstance(columns, Mapping):
+        return dict(row)
+    own = {name: value for name, value in row.items() if name not in ("columns", "reward", "parts", "step")}
+    return {**columns, **own}

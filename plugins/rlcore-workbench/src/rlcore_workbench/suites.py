@@ -1,0 +1,223 @@
+"""From the name of a plugin to the contract suite that it has to pass; used in the process of child.py.
+
+What a kind needs is imported in its own function: rewards are checked without torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcore.errors import ConfigError
+from rlcore.protocols import Call, Dispatch
+from rlcore.registry import Resolved, resolve
+from rlcore.types import Mean, Mesh
+
+Spec = Mapping[str, Any]
+"""What check.py wrote: kind, name, options, examples, data, model, device, tolerance, skip, suite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """What to run, and what it leaves open."""
+
+    tests: type
+    title: str
+    unchecked: list[str] = field(default_factory=list)
+
+
+_chosen: list[Suite] = []
+
+
+def chosen() -> type:
+    """The suite of this process, for pytest to collect."""
+    return _chosen[-1].tests
+
+
+def choose(spec: Spec) -> Suite:
+    """Resolve the plugin and make its suite.
+
+    Raises:
+        UserError: no such plugin, a setting that it does not have, or too little to check it with.
+    """
+    resolved = resolve(spec["kind"], spec["name"])
+    origin = f"{resolved.package} {resolved.version}, " if resolved.package else ""
+    members, unchecked, base = _SUITES[spec["kind"]](spec, resolved)
+    for name in spec["suite"]:
+        if name.startswith(("_", "test_")) or not hasattr(base, name) or callable(getattr(base, name)):
+            raise ConfigError(
+                f"--suite {name}: {base.__name__} has no such attribute\nSee  python -m pydoc {base.__module__}"
+            )
+    tests = type("TestPlugin", (base,), {**members, **spec["suite"]})
+    suite = Suite(tests=tests, title=f"{spec['kind']} {spec['name']} ({origin}{resolved.target})", unchecked=unchecked)
+    _chosen.append(suite)
+    return suite
+
+
+_Parts = tuple[dict[str, Any], list[str], type]
+"""Members of the subclass, what is not checked, and the suite."""
+
+
+def _settings(spec: Spec, resolved: Resolved) -> Any:
+    """The plugin's own settings, checked."""
+    from rlcore.config.build import build_plugin
+    from rlcore.config.schema import Choice
+
+    return build_plugin("--option", Choice(name=spec["name"], options=spec["options"]), resolved.object)
+
+
+def _reward(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.rewards.scorer import RewardSpec, build_reward
+    from rlcore.rewards.signature import check_columns, required_columns
+    from rlcore.testing import RewardContract
+
+    reward = build_reward(RewardSpec(resolved.name, resolved.target, spec["options"]))
+    examples = spec["examples"] or own_examples(resolved)
+    members: dict[str, Any] = {"target": resolved.target, "options": spec["options"]}
+    if examples:
+        columns = set.intersection(*(set(row) for row, _ in examples))
+        check_columns(resolved.name, reward, columns, "every example")
+        return {**members, "examples": examples}, [], RewardContract
+    if needed := sorted(required_columns(reward)):
+        line = ", ".join(f'"{name}": …' for name in ("completion", *needed, "score"))
+        raise ConfigError(
+            f"reward '{spec['name']}' reads {', '.join(needed)}, and without examples nothing of it can be checked\n"
+            f"Type  --examples FILE   with lines such as {{{line}}}, or put EXAMPLES beside the reward."
+        )
+    made_up: Sequence[Any] = [({"completion": text}, None) for text in ("42", "The answer is 42.", "no")]
+    members |= {"examples": made_up, "test_the_examples_get_their_scores": None}
+    missing = "the scores themselves: there are no examples. Type  --examples FILE, or put EXAMPLES beside the reward"
+    return members, [missing], RewardContract
+
+
+def own_examples(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], float | None]]:
+    """EXAMPLES of the reward's module: (sample, score) pairs, or a mapping from attribute to such pairs."""
+    attribute = resolved.target.rpartition(":")[2]
+    module = sys.modules.get(getattr(resolved.object, "__module__", ""))
+    found = getattr(module, "EXAMPLES", None)
+    if isinstance(found, Mapping):
+        found = found.get(attribute)
+    if found is None:
+        return ()
+    try:
+        return [(dict(row), score) for row, score in found]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"EXAMPLES beside reward '{resolved.name}' are not pairs of a sample and its score: {error}\n"
+            'Write  EXAMPLES = [({"completion": "4", "answer": "4"}, 1.0)]'
+        ) from error
+
+
+def _algorithm(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.testing import AlgorithmContract
+
+    config = _settings(spec, resolved)
+    return {"make": lambda self: resolved.object(config)}, [], AlgorithmContract
+
+
+def _rollout(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.testing import ModelRolloutContract
+
+    config = _settings(spec, resolved)
+    members = _of_model(spec)
+    members["make"] = lambda self, model, context: resolved.object(config, model=model, context=context)
+    return members, [], ModelRolloutContract
+
+
+def _backend(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.testing import BackendContract
+
+    config = _settings(spec, resolved)
+    members = _of_model(spec)
+    members["make"] = lambda self, model, optimizer, context: resolved.object(
+        config, model=model, optimizer=optimizer, context=context
+    )
+    return members, ["several ranks: the suite runs at world size 1"], BackendContract
+
+
+def _of_model(spec: Spec) -> dict[str, Any]:
+    """Device, tolerance and model of the suites that use one."""
+    import pytest
+
+    members: dict[str, Any] = {"device": spec["device"]}
+    if spec["tolerance"] is not None:
+        members["tolerance"] = spec["tolerance"]
+    if spec["model"]:
+        from rlcore.models.load import check_directory
+
+        path = str(check_directory(spec["model"]))
+        members["model_path"] = pytest.fixture(lambda self: path)
+    return members
+
+
+def _dispatch(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.testing import DispatchContract, RowDispatchContract
+
+    make: Callable[..., Any] = lambda self=None: resolved.object()  # noqa: E731
+    try:
+        splits_rows, metrics = _kind_of_mode(make())
+    except Exception as error:
+        raise ConfigError(
+            f"dispatch '{spec['name']}' does not take a batch ({type(error).__name__}: {error}), and the arguments that it"
+            " takes cannot be guessed\nWrite its test with a method `call`:  python -m pydoc rlcore.testing.dispatch"
+        ) from error
+    if splits_rows:
+        return {"make": make, "metrics": metrics}, [], RowDispatchContract
+    return {"make": make}, ["rows: this mode does not split batches"], DispatchContract
+
+
+def _kind_of_mode(mode: Dispatch) -> tuple[bool, bool]:
+    """(splits batches by rows, collects metrics), tried out."""
+    from rlcore import Batch
+
+    meshes = [Mesh(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in range(2)]
+    calls = mode.split(Call((Batch.of(lengths=[1, 1], rows={"row": [0, 1]}),), {}), meshes)
+    shares = [call.args[0] for call in calls if call is not None and call.args]
+    if not any(isinstance(share, Batch) and len(share) < 2 for share in shares):
+        return False, False
+    try:
+        return True, isinstance(mode.collect([{"rows": Mean(1.0)}, {"rows": Mean(1.0)}], meshes), dict)
+    except (AttributeError, TypeError, ValueError, AssertionError):
+        return True, False
+
+
+def _tracker(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.testing import TrackerContract
+
+    config = _settings(spec, resolved)
+    missing = (
+        "whether what was logged can be read again, once each step after a resume: only a test with `logged` can tell"
+    )
+    return {"make": lambda self, run: resolved.object(config, run)}, [missing], TrackerContract
+
+
+def _dataset(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.config.schema import DataConfig
+    from rlcore.testing import DatasetContract
+
+    config = DataConfig(train=spec["data"])
+    make = functools.partial(resolved.object, spec["data"], config)
+    return {"make": lambda self: make()}, [], DatasetContract
+
+
+def _hooks(spec: Spec, resolved: Resolved) -> _Parts:
+    if spec["options"]:
+        raise ConfigError("hooks have no settings\nLeave out  --option")
+    testing = importlib.import_module("rlcore_workbench.testing")
+    return {"plugin": spec["name"]}, [], testing.HooksContract
+
+
+_SUITES: dict[str, Callable[[Spec, Resolved], _Parts]] = {
+    "algorithm": _algorithm,
+    "backend": _backend,
+    "dataset": _dataset,
+    "dispatch": _dispatch,
+    "hooks": _hooks,
+    "reward": _reward,
+    "rollout": _rollout,
+    "tracker": _tracker,
+}

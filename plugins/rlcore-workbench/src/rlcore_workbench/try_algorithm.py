@@ -1,0 +1,134 @@
+"""An algorithm on a small batch: what it asks for, and whether its loss is one that the core can average."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore import Batch, LossTerms, TokenOutputs
+from rlcore.config.build import build_plugin
+from rlcore.config.schema import Choice
+from rlcore.errors import ColumnError, ConfigError, RlcoreError
+from rlcore.registry import resolve
+from rlcore.testing import AlgorithmContract
+from rlcore.workers.averaging import count, reduce_terms
+from rlcore_workbench.batch_file import load_batch, save_batch
+
+Loss = Callable[[TokenOutputs, Batch], LossTerms]
+_ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs")
+
+
+def try_algorithm(
+    name: str, options: Mapping[str, Any], *, batch: Path | None, save: Path | None, as_json: bool
+) -> int:
+    """Make it, collect or read a batch, compute its losses; 0 when all is in order, else 1."""
+    resolved = resolve("algorithm", name)
+    algorithm = resolved.object(build_plugin("--option", Choice(name=name, options=options), resolved.object))
+    told: dict[str, Any] = {
+        "algorithm": name,
+        "roles": [f"{role.name} ({role.worker})" for role in algorithm.roles()],
+        "reads": {role: list(columns) for role, columns in algorithm.reads().items()},
+        "writes": list(algorithm.writes()),
+    }
+    experience = load_batch(batch) if batch else collect(algorithm)
+    if save:
+        save_batch(experience, save)
+    told["batch"] = f"{len(experience)} samples, {experience.num_tokens} tokens: {', '.join(experience.columns)}"
+    told["losses"] = {role: examine(algorithm, role, experience) for role in sorted(algorithm.reads())}
+    if as_json:
+        print(json.dumps(told, ensure_ascii=False))
+    else:
+        _print(told)
+    return 1 if any(one["wrong"] for one in told["losses"].values()) else 0
+
+
+def collect(algorithm: Any) -> Batch:
+    """Experience from four made-up prompts with four samples each, of which one is rewarded; no model runs."""
+    _, _, experience = AlgorithmContract().collected(algorithm)
+    return experience.local()
+
+
+def examine(algorithm: Any, role: str, experience: Batch) -> dict[str, Any]:
+    """The loss of a role on the batch: numbers, and what is wrong with it."""
+    loss: Loss | None = algorithm.loss if role == "actor" else getattr(algorithm, "value_loss", None)
+    if loss is None:
+        return {"wrong": [f"reads() names the role {role}, and there is no value_loss"]}
+    wanted = [*(name for name in _ALWAYS if name in experience), *algorithm.reads()[role]]
+    if missing := [name for name in wanted if name not in experience]:
+        return {"wrong": [f"reads() names {', '.join(missing)}, and the batch has no such column"]}
+    batch = experience.select(*wanted)
+    try:
+        out = outputs(batch)
+        terms = loss(out, batch)
+        counts = count(batch.per_row(batch["loss_mask"].long()))
+        scalar = reduce_terms(terms, batch, counts)
+    except ColumnError as error:
+        return {"wrong": [f"{error}. Name what the loss reads in reads()[{role!r}]"]}
+    except RlcoreError:
+        raise
+    except Exception as error:  # a loss is its author's program: it may raise anything
+        return {"wrong": [f"the loss raised {type(error).__name__}: {error}"]}
+    facts: dict[str, Any] = {"terms": list(terms.terms.shape), "average": terms.average, "loss": float(scalar.detach())}
+    return facts | _gradients(scalar, terms, out, batch)
+
+
+def outputs(batch: Batch) -> TokenOutputs:
+    """What a model near the old policy says of the batch; leaves of a graph. A saved batch may bring its own log_probs."""
+    if "loss_mask" not in batch:
+        raise ConfigError(f"the batch has no column 'loss_mask'\nIt has: {', '.join(batch.columns)}.")
+    mask = batch["loss_mask"]
+    known = [name for name in ("log_probs", "old_log_probs", "rollout_log_probs") if name in batch]
+    old = batch[known[0]] if known else torch.full((batch.num_tokens,), -1.0)
+    near = old + torch.sin(torch.arange(len(old)) * 1.7) / 20
+    log_probs, values = (torch.where(mask, near, 0.0).requires_grad_() for _ in range(2))
+    return TokenOutputs(log_probs=log_probs, entropy=near.detach().abs() * mask, values=values)
+
+
+def _gradients(scalar: torch.Tensor, terms: LossTerms, out: TokenOutputs, batch: Batch) -> dict[str, Any]:
+    """The gradient's size, and what is wrong with loss and gradient."""
+    wrong = []
+    per_token = terms.average != "row-mean"
+    seen = terms.terms[batch["loss_mask"]] if per_token else terms.terms
+    if num_odd := int((~seen.detach().isfinite()).sum()):
+        wrong.append(f"{num_odd} of {seen.numel()} terms are not finite")
+    if not scalar.requires_grad:
+        return {"wrong": [*wrong, "the loss has no gradient: are its terms detached?"]}
+    scalar.backward()  # type: ignore[no-untyped-call]
+    grads = [leaf.grad for leaf in (out.log_probs, out.values) if leaf is not None and leaf.grad is not None]
+    gradient = torch.stack(grads).sum(0)
+    outside = gradient[~batch["loss_mask"]]
+    if not bool(gradient.isfinite().all()):
+        wrong.append("the gradient is not finite: exp() of a log-ratio needs a bound")
+    elif not bool(gradient.any()):
+        wrong.append("the gradient is zero everywhere: nothing is learned from this batch")
+    if bool(outside.any()):
+        wrong.append(
+            f"{int(outside.ne(0).sum())} tokens of the prompt have a gradient: sum only where loss_mask is true"
+        )
+    return {
+        "gradient_norm": float(gradient.norm()),
+        "gradient_outside_loss_mask": float(outside.abs().sum()),
+        "wrong": wrong,
+    }
+
+
+def _print(told: Mapping[str, Any]) -> None:
+    print(f"algorithm {told['algorithm']}")
+    print(f"  roles   {', '.join(told['roles'])}")
+    for role, columns in told["reads"].items():
+        print(f"  reads   {', '.join(columns) or 'nothing of its own'}, in the update of {role}")
+    print(f"  writes  {', '.join(told['writes']) or 'nothing'}")
+    print(f"  batch   {told['batch']}")
+    for role, facts in told["losses"].items():
+        for name in ("terms", "average", "loss", "gradient_norm", "gradient_outside_loss_mask"):
+            if name in facts:
+                value = f"{facts[name]:.6g}" if isinstance(facts[name], float) else facts[name]
+                print(f"  {role:<7} {name.replace('_', ' '):<28} {value}")
+        for wrong in facts["wrong"]:
+            print(f"  {role:<7} WRONG: {wrong}")
+        if not facts["wrong"]:
+            print(f"  {role:<7} in order: terms of the right shape, finite, no gradient outside loss_mask")

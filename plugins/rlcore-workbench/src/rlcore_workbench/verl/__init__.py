@@ -1,0 +1,1 @@
+"""The settings of verl and what they are in rlcore: `rlcore migrate`."""

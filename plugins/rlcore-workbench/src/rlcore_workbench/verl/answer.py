@@ -1,0 +1,47 @@
+"""What becomes of one key, and what several rules look up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from rlcore_workbench.verl.command import Launch
+
+How = Literal["set", "always", "partly", "none"]
+"""set: it is a setting here; always: it needs none; partly: a setting that does not do all of it; none."""
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+BATCH, MINI, MICRO = "data.train_batch_size", ACTOR + "ppo_mini_batch_size", ACTOR + "ppo_micro_batch_size_per_gpu"
+ESTIMATOR = "algorithm.adv_estimator"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one key."""
+
+    how: How
+    settings: tuple[tuple[str, Any], ...] = ()
+    note: str = ""
+
+
+Rule: TypeAlias = Callable[[Launch, Any], Answer]
+"""From the whole launch and the value of a key to its answer."""
+
+
+def to(note: str = "", /, **settings: Any) -> Answer:
+    """Settings, with __ for the dots of their names."""
+    return Answer("set", tuple((name.replace("__", "."), value) for name, value in settings.items()), note)
+
+
+def available(kind: str) -> set[str]:
+    """Plugins that are installed or known, and presets."""
+    from rlcore.config.compose import presets
+    from rlcore.registry import catalog
+    from rlcore.registry.known import known_names
+
+    return {entry.name for entry in catalog().of(kind)} | {*known_names(kind)} | {*presets(kind)}
+
+
+def only(wanted: Any, why: str, otherwise: str) -> Rule:
+    """Nothing to set for one value; nothing like it for others."""
+    return lambda launch, value: Answer("always", note=why) if value == wanted else Answer("none", note=otherwise)

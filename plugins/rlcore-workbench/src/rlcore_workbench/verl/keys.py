@@ -1,0 +1,171 @@
+"""The table of `rlcore migrate` for verl's keys that stand for themselves; those that hang together are in rules.py.
+
+A key is in one of three tables: it is another setting here (SAME), it needs none (ALWAYS), or there is nothing like it
+(NONE). Patterns are those of fnmatch; the first that fits counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_A, _R, _M, _F = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.", "fsdp_config."
+
+
+def _paths(value: Any) -> Any:
+    """A list of files is one text with commas."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _every(value: Any) -> Any:
+    """-1 means never there; never is 0 here."""
+    return max(0, value) if isinstance(value, int) else value
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+SAME: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "data.train_files": ("data.train", _paths),
+    "data.val_files": ("data.eval", _paths),
+    "data.prompt_key": ("data.prompt_column", _same),
+    "data.train_batch_size": ("trainer.prompts_per_step", _same),
+    "data.max_prompt_length": ("data.max_prompt_tokens", _same),
+    "data.max_response_length": ("sampling.max_response_tokens", _same),
+    "data.shuffle": ("data.shuffle", _same),
+    "data.seed": ("run.seed", _same),
+    "data.val_max_samples": ("eval.max_prompts", _same),
+    _M + "path": ("model.path", _same),
+    _M + "enable_gradient_checkpointing": ("model.gradient_checkpointing", _same),
+    _M + "lora_rank": ("backend.lora_rank", _same),
+    _M + "lora_alpha": ("backend.lora_alpha", _same),
+    _A + "optim.lr": ("optimizer.lr", float),
+    _A + "optim.lr_warmup_steps": ("optimizer.warmup_steps", _every),
+    _A + "optim.weight_decay": ("optimizer.weight_decay", float),
+    _A + "optim.min_lr_ratio": ("optimizer.min_lr_ratio", float),
+    _A + "optim.betas": ("optimizer.betas", _same),
+    _A + "grad_clip": ("optimizer.clip_grad_norm", float),
+    _A + "optim.clip_grad": ("optimizer.clip_grad_norm", float),
+    _A + "ppo_epochs": ("algorithm.epochs", _same),
+    _A + "entropy_coeff": ("algorithm.entropy_coefficient", float),
+    _A + "clip_ratio_low": ("algorithm.clip_low", float),
+    _A + "clip_ratio_high": ("algorithm.clip_high", float),
+    _A + "clip_ratio_c": ("algorithm.dual_clip", float),
+    _A + "ulysses_sequence_parallel_size": ("backend.context_parallel", _same),
+    _A + _F + "reshard_after_forward": ("backend.reshard_after_forward", _same),
+    _R + "n": ("sampling.samples_per_prompt", _same),
+    _R + "temperature": ("sampling.temperature", float),
+    _R + "top_p": ("sampling.top_p", float),
+    _R + "top_k": ("sampling.top_k", _every),
+    _R + "tensor_model_parallel_size": ("rollout.tensor_parallel", _same),
+    _R + "gpu_memory_utilization": ("rollout.gpu_memory_utilization", float),
+    _R + "max_num_seqs": ("rollout.max_batch_size", _same),
+    _R + "max_model_len": ("rollout.max_model_len", lambda value: value or 0),
+    _R + "enforce_eager": ("rollout.enforce_eager", _same),
+    _R + "enable_prefix_caching": ("rollout.prefix_caching", _same),
+    _R + "val_kwargs.n": ("eval.samples_per_prompt", _same),
+    "critic.model.path": ("critic.path", _same),
+    "critic.optim.lr": ("critic.optimizer.lr", float),
+    "critic.optim.weight_decay": ("critic.optimizer.weight_decay", float),
+    "critic.optim.lr_warmup_steps": ("critic.optimizer.warmup_steps", _every),
+    "critic.grad_clip": ("critic.optimizer.clip_grad_norm", float),
+    "trainer.total_training_steps": ("trainer.steps", _same),
+    "trainer.experiment_name": ("run.name", _same),
+    "trainer.nnodes": ("pools.main.nodes", _same),
+    "trainer.n_gpus_per_node": ("pools.main.devices_per_node", _same),
+    "trainer.save_freq": ("checkpoint.every_steps", _every),
+    "trainer.test_freq": ("eval.every_steps", _every),
+    "trainer.max_actor_ckpt_to_keep": ("checkpoint.keep_last", _same),
+}
+"""Key -> setting, and how the value is written here."""
+
+ALWAYS: dict[str, str] = {
+    "data.return_raw_chat": "messages in the prompt column are rendered by the tokenizer's chat template",
+    "data.return_raw_input_ids": "token ids are what travels",
+    "data.val_batch_size": "an evaluation is one call; eval.max_prompts says how many prompts",
+    "data.dataloader_num_workers": "rows are read and tokenised once, at the start",
+    "data.filter_overlong_prompts_workers": "rows are read and tokenised once, at the start",
+    "data.reward_fn_key": "every column reaches the reward under its name",
+    _M + "use_remove_padding": "samples are packed without padding",
+    _M + "use_fused_kernels": "logits exist for one chunk of tokens at a time",
+    "*.use_remove_padding": "samples are packed without padding",
+    "*.use_dynamic_bsz": "micro-batches are cut by tokens: model.max_tokens_per_device",
+    "*log_prob_use_dynamic_bsz": "micro-batches are cut by tokens: model.max_tokens_per_device",
+    "*micro_batch_size": "micro-batches are cut by tokens: model.max_tokens_per_device",
+    "*micro_batch_size_per_gpu": "micro-batches are cut by tokens: model.max_tokens_per_device",
+    "critic.ppo_mini_batch_size": "actor and critic take the same mini-batches: algorithm.minibatches",
+    "critic.ppo_epochs": "actor and critic take the same mini-batches: algorithm.epochs",
+    "critic.model.tokenizer_path": "the tokenizer is that of model.path",
+    "critic.model.enable_gradient_checkpointing": "one setting for all models: model.gradient_checkpointing",
+    "critic.strategy": "one backend for all models",
+    "actor_rollout_ref.ref.strategy": "one backend for all models",
+    "actor_rollout_ref.hybrid_engine": "roles share the devices of one pool; placement=split separates them",
+    _A + "optim.total_training_steps": "the schedule knows the steps of the run",
+    _A + "use_torch_compile": "the entropy is computed in chunks; backend.compile=true compiles whole layers",
+    _A + "shuffle": "every pass has an order of its own: algorithm.shuffle_seed",
+    _A + "rollout_n": "one place: sampling.samples_per_prompt",
+    _R + "mode": "responses arrive one by one as they finish",
+    _R + "load_format": "weights come from model.path, then from the actor",
+    _R + "calculate_log_probs": "every sample has the engine's log-probs; metric actor/rollout_logprob_gap",
+    _R + "prompt_length": "one place: data.max_prompt_tokens",
+    _R + "response_length": "one place: sampling.max_response_tokens",
+    _R + "disable_log_stats": "engines log nothing by themselves",
+    _R + "checkpoint_engine.backend": "weights go the way that the placement allows: transfer=auto",
+    _R + "layered_summon": "weights are streamed, never a second whole copy",
+    "algorithm.use_pf_ppo": "off there too, unless set",
+    "trainer.balance_batch": "every step is balanced by tokens over the ranks",
+    "trainer.use_legacy_worker_impl": "there is one implementation",
+    "trainer.use_v1": "there is one implementation",
+    "trainer.max_critic_ckpt_to_keep": "one checkpoint holds all roles: checkpoint.keep_last",
+    "trainer.ray_wait_register_center_timeout": "every wait has a deadline: runtime.start_timeout_s",
+    "ray_init.*": "the cores that this process may use are found",
+    "ray_kwargs.*": "the cores that this process may use are found; a running cluster: runtime.address",
+}
+"""Key -> why nothing needs to be set."""
+
+NONE: dict[str, str] = {
+    "data.truncation": "a prompt is cut at its beginning or not at all: data.overlong=error, drop or truncate",
+    "data.custom_cls*": "write a data set plugin (rlcore.dataset), or rewrite the file once",
+    "data.sampler*": "prompts come in the order of data.shuffle",
+    "data.image_key": "text only",
+    "data.video_key": "text only",
+    "data.tool_config_path": "there are no tools in this version",
+    _M + "use_liger": "no other kernels than PyTorch's and the engine's",
+    _M + "target_modules": "adapters go to every linear layer; backend.lora_targets takes module names",
+    _M + "external_lib": "import it in a plugin of your own",
+    "*.profiler.*": "no profiler is started; use nsys or torch.profiler around `rlcore train runtime=local`",
+    "global_profiler.*": "no profiler is started; use nsys or torch.profiler around `rlcore train runtime=local`",
+    "*.megatron.*": "the backend has its own settings:  rlcore config backend=NAME",
+    "*." + _F + "wrap_policy*": "the layers are found by themselves; backend.layers names them where that fails",
+    "*." + _F + "*": "backend=fsdp decides this by itself",
+    _A + "kl_loss_type": "estimators are k1, k2 and k3",
+    _A + "checkpoint.*": "a checkpoint holds model, optimiser and everything that an exact resume needs",
+    "critic.checkpoint.*": "a checkpoint holds model, optimiser and everything that an exact resume needs",
+    _A + "policy_loss.*": "settings of one loss; look at the algorithm's own:  rlcore config algorithm=NAME",
+    _A + "freeze_vision_tower": "text only",
+    _R + "multi_turn.*": "one turn in this version",
+    _R + "agent.*": "one turn in this version",
+    _R + "engine_kwargs.*": "engines take the settings that `rlcore config rollout=NAME` shows",
+    _R + "max_num_batched_tokens": "the engine chooses it; rollout.max_batch_size bounds the sequences in flight",
+    _R + "enable_chunked_prefill": "the engine chooses it",
+    _R + "data_parallel_size": "one engine for every rollout.tensor_parallel devices of the pool",
+    _R + "val_kwargs.top_p": "evaluation samples from the whole distribution",
+    _R + "val_kwargs.top_k": "evaluation samples from the whole distribution",
+    "algorithm.rollout_correction.*": "see the settings of the algorithm:  rlcore config algorithm=NAME",
+    "algorithm.pf_ppo.*": "there is no such filter",
+    "distillation.*": "a teacher is a setting of its algorithm:  rlcore config algorithm=distillation",
+    "reward_model.*": "rewards are functions; a model behind a server is called from one",
+    "reward.*": "rewards are functions; a model behind a server is called from one",
+    "trainer.val_only": "type  rlcore eval DIR key=value",
+    "trainer.val_before_train": "a run is always evaluated before its first step where data.eval is given",
+    "trainer.critic_warmup": "actor and critic begin together",
+    "trainer.rollout_data_dir": "trainer.log_samples samples of each step are in samples.jsonl",
+    "trainer.validation_data_dir": "type  rlcore eval outputs/RUN --samples FILE",
+    "trainer.log_val_generations": "type  rlcore eval outputs/RUN --samples FILE",
+    "trainer.default_hdfs_dir": "checkpoints are written to a mounted file system",
+    "trainer.esi_redundant_time": "SIGTERM ends the step, writes a checkpoint and leaves no process",
+    "trainer.v1.*": "the schedule is sync in this version",
+    "transfer_queue.*": "columns travel from worker to worker through the runtime's object store",
+}
+"""Key -> why there is nothing like it, and what to do instead."""

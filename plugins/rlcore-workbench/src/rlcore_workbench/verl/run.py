@@ -1,0 +1,217 @@
+"""Keys that say where and how a run runs: data, devices, engines, rewards, trackers, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlcore_workbench.verl.answer import ACTOR, BATCH, MICRO, MINI, ROLLOUT, Answer, Rule, available, only, to
+from rlcore_workbench.verl.command import Launch
+
+CUSTOM = "custom_reward_function."
+TRACKERS = {"console": "console", "wandb": "wandb", "tensorboard": "tensorboard", "file": "jsonl"}
+
+
+def _micro_batch(launch: Launch, value: Any) -> Answer:
+    if launch.get(ACTOR + "use_dynamic_bsz"):
+        return Answer("always", note="micro-batches are cut by tokens: model.max_tokens_per_device")
+    longest = launch.get("data.max_prompt_length", 512) + launch.get("data.max_response_length", 512)
+    return to(f"{value} samples of at most {longest} tokens", model__max_tokens_per_device=value * longest)
+
+
+def _max_tokens(launch: Launch, value: Any) -> Answer:
+    if launch.get(ACTOR + "use_dynamic_bsz") or MICRO not in launch.settings:
+        return to(model__max_tokens_per_device=value)
+    return Answer("always", note=f"has no effect beside {MICRO} without use_dynamic_bsz")
+
+
+def _log_prob_tokens(launch: Launch, value: Any) -> Answer:
+    own = launch.get(ACTOR + "ppo_max_token_len_per_gpu", 16384)
+    if value <= own:
+        return Answer("always", note="log-probs are computed in the micro-batches of the update")
+    return Answer("partly", note=f"one limit for update and log-probs: model.max_tokens_per_device={own}")
+
+
+def _truncation(launch: Launch, value: Any) -> Answer:
+    if launch.get("data.filter_overlong_prompts"):
+        return Answer("always", note="longer prompts are left out: data.overlong=drop")
+    here = {"error": "error", "left": "truncate"}.get(value)
+    if here is None:
+        return Answer("none", note=f"a prompt is cut at its beginning, not {value}: data.overlong=truncate")
+    return to(data__overlong=here)
+
+
+def _filter(launch: Launch, value: Any) -> Answer:
+    if value:
+        return to(data__overlong="drop")
+    return Answer("always", note="off: data.truncation decides")
+
+
+def _schedule(launch: Launch, value: Any) -> Answer:
+    if value in ("constant", "cosine", "linear"):
+        return to(optimizer__schedule=value)
+    return Answer("none", note="schedules are constant, linear and cosine")
+
+
+def _warmup_ratio(launch: Launch, value: Any) -> Answer:
+    if launch.get(ACTOR + "optim.lr_warmup_steps", -1) > 0 or not value:
+        return Answer("always", note="has no effect: lr_warmup_steps, or none at all")
+    steps = launch.get("trainer.total_training_steps")
+    if not steps:
+        return Answer(
+            "none", note="type  optimizer.warmup_steps=N  in optimiser steps; the steps of the run are not given"
+        )
+    updates = steps * max(1, round(launch.get(BATCH, 1024) / launch.get(MINI, 256)))
+    return to(f"{value} of {updates} optimiser steps", optimizer__warmup_steps=int(value * updates))
+
+
+def _offload(launch: Launch, value: Any) -> Answer:
+    if not value:
+        return Answer("always", note="off unless backend.cpu_offload=true")
+    settings = (("backend.cpu_offload", True),)
+    return Answer(
+        "partly", settings, "parameters, gradients and optimiser stay in host memory, while they are used too"
+    )
+
+
+def _offload_reference(launch: Launch, value: Any) -> Answer:
+    if not value:
+        return Answer("always", note="off unless backend.cpu_offload=true")
+    return Answer("none", note="one setting for all models, backend.cpu_offload; it would slow down the actor too")
+
+
+def _strategy(launch: Launch, value: Any) -> Answer:
+    name = {"fsdp2": "fsdp"}.get(value, value)
+    if name in available("backend"):
+        return to(backend=name)
+    return Answer("none", note=f"no backend '{value}':  rlcore list-plugins --kind backend --all")
+
+
+def _engine(launch: Launch, value: Any) -> Answer:
+    if value in available("rollout"):
+        return to(rollout=value)
+    return Answer("none", note=f"no engine '{value}':  rlcore list-plugins --kind rollout --all")
+
+
+def _val_temperature(launch: Launch, value: Any) -> Answer:
+    if not launch.get(ROLLOUT + "val_kwargs.do_sample", False):
+        return Answer("always", note="has no effect without val_kwargs.do_sample=True: evaluation is greedy")
+    return to(eval__temperature=float(value))
+
+
+def _val_sample(launch: Launch, value: Any) -> Answer:
+    if not value:
+        return to(eval__temperature=0.0)
+    return to(eval__temperature=float(launch.get(ROLLOUT + "val_kwargs.temperature", 0.0)))
+
+
+def _epochs(launch: Launch, value: Any) -> Answer:
+    if launch.get("trainer.total_training_steps"):
+        return Answer("always", note="trainer.total_training_steps decides")
+    batch = launch.get(BATCH, 1024)
+    return Answer(
+        "partly", note=f"type  trainer.steps=N : {value} epochs are {value} × (rows of the data ÷ {batch}) steps"
+    )
+
+
+def _logger(launch: Launch, value: Any) -> Answer:
+    names = value if isinstance(value, list) else [value]
+    known = [TRACKERS[name] for name in names if name in TRACKERS]
+    project = launch.get("trainer.project_name")
+    items = [f"{{name: wandb, project: {project}}}" if name == "wandb" and project else name for name in known]
+    settings = (("trackers", f"[{','.join(items)}]"),)
+    if unknown := [str(name) for name in names if name not in TRACKERS]:
+        return Answer("partly", settings, f"there is no tracker for {', '.join(unknown)}")
+    return Answer("set", settings)
+
+
+def _project(launch: Launch, value: Any) -> Answer:
+    logger = launch.get("trainer.logger", ["console", "wandb"])
+    if "wandb" in (logger if isinstance(logger, list) else [logger]):
+        return Answer("set", note="the project of the tracker wandb")
+    return Answer("always", note="only trackers that have projects know it")
+
+
+def _directory(launch: Launch, value: Any) -> Answer:
+    head, _, last = str(value).rstrip("/").rpartition("/")
+    if last and last == launch.get("trainer.experiment_name"):
+        return to("runs lie in run.directory/run.name", run__directory=head or "/")
+    return to("runs lie in run.directory/run.name", run__directory=value)
+
+
+def _resume(launch: Launch, value: Any) -> Answer:
+    here = {"auto": "auto", "disable": "never"}.get(value)
+    if here is None:
+        return Answer("none", note="a run goes on from its own checkpoints: the same run.directory and run.name")
+    return to(run__resume=here)
+
+
+def _reward(launch: Launch, value: Any) -> Answer:
+    """File and function, with their options."""
+    place = f"{launch.get(CUSTOM + 'path')}:{launch.get(CUSTOM + 'name', 'compute_score')}"
+    prefix = CUSTOM + "reward_kwargs."
+    options = {key.removeprefix(prefix): text for key, text in launch.texts.items() if key.startswith(prefix)}
+    if not launch.get(CUSTOM + "path"):
+        return Answer("always", note="no function of your own")
+    item = ", ".join(f"{name}: {value}" for name, value in {"name": place, **options}.items())
+    return to("its signature is recognised", reward=f"[{{{item}}}]" if options else place)
+
+
+def _manager(launch: Launch, value: Any) -> Answer:
+    if value == "dapo":
+        return Answer("set", note="its penalty for long responses: reward_model.overlong_buffer")
+    if value in ("naive", "batch", "prime"):
+        return Answer("always", note="rewards are scored in processes of their own: reward.num_processes")
+    return Answer("none", note=f"manager '{value}': write what it adds to the score as a reward of its own")
+
+
+RULES: dict[str, Rule] = {
+    MICRO: _micro_batch,
+    ACTOR + "ppo_micro_batch_size": _micro_batch,
+    ACTOR + "ppo_max_token_len_per_gpu": _max_tokens,
+    ROLLOUT + "log_prob_max_token_len_per_gpu": _log_prob_tokens,
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _log_prob_tokens,
+    "critic.ppo_max_token_len_per_gpu": _log_prob_tokens,
+    "critic.forward_max_token_len_per_gpu": _log_prob_tokens,
+    "data.truncation": _truncation,
+    "data.filter_overlong_prompts": _filter,
+    ACTOR + "optim.lr_scheduler_type": _schedule,
+    ACTOR + "optim.warmup_style": _schedule,
+    ACTOR + "optim.lr_warmup_steps_ratio": _warmup_ratio,
+    ACTOR + "fsdp_config.param_offload": _offload,
+    ACTOR + "fsdp_config.optimizer_offload": _offload,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": _offload_reference,
+    "critic.model.fsdp_config.param_offload": _offload,
+    "critic.model.fsdp_config.optimizer_offload": _offload,
+    ACTOR + "strategy": _strategy,
+    "model_engine": _strategy,
+    ROLLOUT + "name": _engine,
+    ROLLOUT + "val_kwargs.temperature": _val_temperature,
+    ROLLOUT + "val_kwargs.do_sample": _val_sample,
+    "trainer.total_epochs": _epochs,
+    "trainer.logger": _logger,
+    "trainer.project_name": _project,
+    "trainer.default_local_dir": _directory,
+    "trainer.resume_mode": _resume,
+    "trainer.critic_warmup": only(0, "actor and critic begin together", "actor and critic begin together"),
+    "trainer.val_before_train": only(True, "always so where data.eval is given", "the first evaluation is always made"),
+    "trainer.val_only": only(False, "off", "type  rlcore eval DIR key=value"),
+    "reward_model.enable": only(False, "off", "a reward model behind a server is called from a reward function"),
+    "reward_model.reward_manager": _manager,
+    CUSTOM + "path": _reward,
+    CUSTOM + "name": _reward,
+    "actor_rollout_ref.model.trust_remote_code": only(
+        False, "code in a model directory is never run", "code in a model directory is never run"
+    ),
+    ROLLOUT + "free_cache_engine": only(
+        False, "the engine keeps its memory", "the engine keeps its memory: rollout.gpu_memory_utilization bounds it"
+    ),
+    ROLLOUT + "ignore_eos": only(False, "off", "a response ends with the end token"),
+    ROLLOUT + "dtype": only("bfloat16", "model.precision", "one precision for trainer and engine: model.precision"),
+    ROLLOUT + "logprobs_mode": only(
+        "processed_logprobs", "at the sampling temperature", "log-probs are those of the sampling temperature"
+    ),
+    "trainer.v1.trainer_mode": only("sync", "the schedule", "the schedule is sync in this version"),
+    "trainer.device": only("cuda", "pools take GPUs where there are some", "pools.main.device=cpu, or cuda"),
+    ROLLOUT + "multi_turn.enable": only(False, "off", "one turn in this version"),
+}
+"""Key -> its rule."""

@@ -1,0 +1,31 @@
+"""Shared by all tests: one thread per process, and the commands in a process of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def rlcore():
+    """Run `rlcore …` as a stranger would."""
+
+    def run(*arguments, python=sys.executable, cwd=None, **variables):
+        return subprocess.run(
+            [python, "-m", "rlcore", *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+
+    return run

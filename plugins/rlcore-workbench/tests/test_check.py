@@ -1,0 +1,241 @@
+"""`rlcore check`: which suite runs, what the report says, and the exit code."""
+
+import json
+
+import pytest
+from rlcore_workbench import suites
+from rlcore_workbench.check import main
+
+from rlcore.errors import UserError
+from rlcore.testing import (
+    AlgorithmContract,
+    BackendContract,
+    DispatchContract,
+    ModelRolloutContract,
+    RowDispatchContract,
+    TrackerContract,
+)
+
+REWARDS = """
+import os, time
+
+EXAMPLES = {
+    "good": [({"completion": "abc"}, 1.0), ({"completion": ""}, 0.0)],
+    "fragile": [({"completion": "4"}, 4.0)],
+    "wrong": [({"completion": "4"}, 5.0)],
+    "deaf": [({"completion": "4"}, 4.0)],
+    "dead": [({"completion": "4"}, 4.0)],
+    "odd": ["4"],
+}
+def good(completion): return float("b" in completion)
+def fragile(completion): return float(completion)
+def wrong(completion): return 4.0
+def deaf(completion): time.sleep(60)
+def dead(completion): os._exit(7)
+def odd(completion): return 1.0
+def graded(completion, answer): return float(completion == answer)
+def plain(completion): return float(len(completion))
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.py").write_text(REWARDS)
+    return tmp_path
+
+
+def check(capsys, *arguments):
+    code = main(list(map(str, arguments)))
+    return code, capsys.readouterr().out
+
+
+def test_a_reward_with_its_own_examples_passes_line_by_line(rewards, capsys):
+    code, out = check(capsys, "reward", "r.py:good")
+
+    first, *lines, last = out.splitlines()
+    assert code == 0
+    assert first == f"check reward r.py:good ({rewards}/r.py:good)"
+    assert [line.split("  ")[1] for line in lines] == ["ok"] * 6
+    assert "  ok    any completion has a verdict " in out
+    assert last.startswith("6 of 6 passed in ")
+
+
+def test_a_failure_says_what_the_contract_asks_for(rewards, capsys):
+    code, out = check(capsys, "reward", "r.py:fragile")
+
+    assert code == 1
+    assert "  FAIL  any completion has a verdict" in out
+    assert "        completion '' has no verdict: ValueError: could not convert string to float: '' (r.py:" in out
+    assert out.splitlines()[-1].startswith("5 of 6 passed")
+
+
+def test_wrong_scores_are_shown_beside_the_right_ones(rewards, capsys):
+    code, out = check(capsys, "reward", "r.py:wrong")
+
+    assert code == 1
+    assert "the scores of the examples\n        wanted [5.0]\n        got    [4.0]" in out
+
+
+def test_a_plugin_that_hangs_ends_at_the_time_limit_and_is_named_with_its_test(rewards, capsys):
+    code, out = check(capsys, "reward", "r.py:deaf", "--timeout", "4")
+
+    assert code == 1
+    assert "  FAIL  the examples get their scores\n        no end within 4 s" in out
+
+
+def test_a_plugin_that_ends_its_process_costs_a_line(rewards, capsys):
+    code, out = check(capsys, "reward", "r.py:dead")
+
+    assert code == 1
+    assert "  FAIL  the examples get their scores\n        the process ended with exit code 7" in out
+
+
+def test_what_is_not_checked_is_said(rewards, capsys):
+    code, out = check(capsys, "reward", "r.py:plain", "--skip", "process of its own")
+
+    assert code == 0
+    assert "  not checked  the scores themselves: there are no examples" in out
+    assert "  not checked  it works in a process of its own: left out by --skip 'process of its own'" in out
+    assert out.splitlines()[-1].startswith("4 of 4 passed")
+
+
+@pytest.mark.parametrize(("score", "code"), [(1.0, 0), (0.0, 1)], ids=["right", "wrong"])
+def test_examples_come_from_a_file(rewards, capsys, score, code):
+    lines = [{"completion": "4", "answer": "4", "score": score}, {"completion": "5", "answer": "4", "score": 0}]
+    (rewards / "e.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    assert check(capsys, "reward", "r.py:graded", "--examples", "e.jsonl")[0] == code
+
+
+def test_examples_without_a_column_that_the_reward_asks_for_are_refused(rewards, capsys):
+    (rewards / "e.jsonl").write_text('{"completion": "4", "anser": "4", "score": 1}')
+
+    with pytest.raises(
+        UserError, match=r"asks for column 'answer', which every example does not have\. Did you mean 'anser'"
+    ):
+        main(["reward", "r.py:graded", "--examples", "e.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["reward", "r.py:graded"], "reads answer, and without examples nothing of it can be checked"),
+        (["reward", "r.py:odd"], "are not pairs of a sample and its score"),
+        (["reward", "r.py:goood"], r"no 'goood' in it\. Did you mean 'good'\?"),
+        (["reward", "r.py:good", "--option", "words=3"], "has no option 'words'"),
+        (["reward", "r.py:good", "--option", "words"], "expected NAME=VALUE"),
+        (["reward", "r.py:good", "--examples", "no.jsonl"], r"no\.jsonl cannot be read"),
+        (["reward", "r.py:good", "--timeout", "0"], "expected more than 0"),
+        (["tracker", "jsonl", "--examples", "e.jsonl"], "--examples is for rewards"),
+        (["rewrad", "x"], r"no contract suite for the kind 'rewrad'\. Did you mean 'reward'\?"),
+        (["transfer", "inprocess"], "no contract suite for the kind 'transfer'"),
+        (["tracker", "jsonnl"], r"no tracker named 'jsonnl'\. Did you mean 'jsonl'\?"),
+        (["dataset", "files"], "needs something to open\nType  --data FILE"),
+    ],
+)
+def test_wrong_input_says_what_to_type(rewards, arguments, text):
+    with pytest.raises(UserError, match=text):
+        main(arguments)
+
+
+def test_an_example_without_its_score_is_named(rewards):
+    (rewards / "e.jsonl").write_text('{"completion": "4", "score": 1}\n\n{"completion": "4"}\n')
+
+    with pytest.raises(UserError, match=r"e\.jsonl, example 2: `completion` or a numeric `score` is missing"):
+        main(["reward", "r.py:good", "--examples", "e.jsonl"])
+
+
+def spec(kind, name, **options):
+    empty = {"examples": None, "data": "", "model": "", "device": "cpu", "tolerance": None, "skip": [], "suite": {}}
+    return {**empty, "kind": kind, "name": name, "options": options}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "contract"),
+    [
+        ("algorithm", "grpo", AlgorithmContract),
+        ("backend", "local", BackendContract),
+        ("dispatch", "dp", RowDispatchContract),
+        ("dispatch", "dp_metrics", RowDispatchContract),
+        ("dispatch", "all", DispatchContract),
+        ("dispatch", "rank_zero", DispatchContract),
+        ("rollout", "hf", ModelRolloutContract),
+        ("tracker", "jsonl", TrackerContract),
+    ],
+)
+def test_a_plugin_gets_the_suite_of_its_kind(kind, name, contract):
+    suite = suites.choose(spec(kind, name))
+
+    assert suite.tests.__mro__[1] is contract
+    assert getattr(suite.tests, "metrics", False) is (name == "dp_metrics")
+    assert suite.title.startswith(f"{kind} {name} (rlcore 0.")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (spec("algorithm", "grpo", epoch=2), r"--option\.epoch: no such setting\. Did you mean 'epochs'\?"),
+        (
+            spec("dispatch", "scatter"),
+            "does not take a batch .* cannot be guessed\nWrite its test with a method `call`",
+        ),
+        (spec("hooks", "rlcore_workbench.testing:HooksContract", x=1), "hooks have no settings"),
+        (spec("rollout", "hf") | {"model": "/nowhere"}, "/nowhere"),
+        (
+            spec("algorithm", "grpo") | {"suite": {"keeps_all": False}},
+            "--suite keeps_all: AlgorithmContract has no such",
+        ),
+    ],
+    ids=[
+        "a setting that it lacks",
+        "arguments that nobody knows",
+        "settings of hooks",
+        "no such model",
+        "no such attribute",
+    ],
+)
+def test_a_suite_that_cannot_be_made_says_why(wrong, text):
+    with pytest.raises(UserError, match=text):
+        suites.choose(wrong)
+
+
+def test_settings_reach_the_plugin():
+    suite = suites.choose(spec("algorithm", "grpo", epochs=3, kl={"coefficient": 0.5}))
+
+    config = suite.tests().make().config
+    assert (config.epochs, config.kl.coefficient) == (3, 0.5)
+
+
+def test_attributes_of_the_suite_can_be_set():
+    suite = suites.choose(spec("algorithm", "grpo") | {"suite": {"keeps_every_sample": False}})
+
+    assert suite.tests.keeps_every_sample is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "tests"),
+    [
+        (["algorithm", "grpo", "--option", "minibatches=2"], 12),
+        (["dispatch", "dp"], 6),
+        (["tracker", "jsonl"], 5),
+        (["dataset", "files", "--data", "d.jsonl"], 3),
+        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 8),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value),
+)
+def test_built_in_plugins_pass(rewards, capsys, arguments, tests):
+    (rewards / "d.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "2+3="}\n')
+
+    code, out = check(capsys, *arguments)
+
+    assert code == 0, out
+    assert out.splitlines()[-1].startswith(f"{tests} of {tests} passed")
+
+
+def test_the_command_is_found_and_its_exit_code_is_2_for_wrong_input(rlcore):
+    done = rlcore("check", "reward", "gsm8k")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: reward 'gsm8k' reads answer, and without examples")

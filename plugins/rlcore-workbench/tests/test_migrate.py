@@ -1,0 +1,338 @@
+"""`rlcore migrate`: every key gets its counterpart or the reason why there is none, and what comes out composes."""
+
+import ast
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from rlcore_workbench.migrate import command, main
+from rlcore_workbench.verl.command import parse_value, read_launch
+from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
+from rlcore_workbench.verl.translate import DEFAULTS, RULES, translate
+
+from rlcore.config.compose import PLUGIN_SECTIONS, compose
+from rlcore.errors import UserError
+
+A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+COMMON = f"""
+data.train_files data.val_files data.train_batch_size data.truncation data.max_prompt_length data.max_response_length
+data.filter_overlong_prompts data.shuffle data.prompt_key data.return_raw_chat data.reward_fn_key data.val_batch_size
+trainer.project_name trainer.logger trainer.experiment_name trainer.total_epochs trainer.total_training_steps
+trainer.test_freq trainer.save_freq trainer.nnodes trainer.n_gpus_per_node trainer.balance_batch trainer.critic_warmup
+trainer.val_before_train trainer.resume_mode trainer.default_local_dir trainer.max_actor_ckpt_to_keep
+{M}path {M}use_remove_padding {M}enable_gradient_checkpointing {M}lora_rank {M}lora_alpha
+{A}ppo_mini_batch_size {A}optim.lr {A}use_dynamic_bsz {A}use_kl_loss {A}entropy_coeff {A}ppo_max_token_len_per_gpu
+{A}kl_loss_coef {A}kl_loss_type {A}fsdp_config.param_offload {A}fsdp_config.optimizer_offload
+{A}ppo_micro_batch_size_per_gpu {A}strategy {A}clip_ratio_low {A}clip_ratio_high {A}clip_ratio_c {A}clip_ratio
+{A}policy_loss.loss_mode {A}loss_agg_mode {A}grad_clip {A}ppo_epochs {A}ulysses_sequence_parallel_size
+{A}optim.lr_warmup_steps {A}optim.weight_decay
+{R}name {R}gpu_memory_utilization {R}tensor_model_parallel_size {R}n {R}temperature {R}top_p {R}top_k
+{R}log_prob_use_dynamic_bsz {R}log_prob_micro_batch_size_per_gpu {R}log_prob_max_token_len_per_gpu
+{R}enforce_eager {R}free_cache_engine {R}mode {R}max_num_batched_tokens {R}max_model_len {R}enable_chunked_prefill
+{R}val_kwargs.n {R}val_kwargs.do_sample {R}val_kwargs.temperature {R}val_kwargs.top_p
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu actor_rollout_ref.ref.fsdp_config.param_offload
+algorithm.adv_estimator algorithm.use_kl_in_reward algorithm.kl_ctrl.kl_coef algorithm.gamma algorithm.lam
+algorithm.norm_adv_by_std_in_grpo algorithm.filter_groups.enable
+critic.optim.lr critic.model.path critic.ppo_micro_batch_size_per_gpu critic.cliprange_value
+custom_reward_function.path custom_reward_function.name reward_model.reward_manager reward_model.enable
+""".split()
+"""The keys that verl's examples set most often."""
+
+SCRIPT = r"""
+#!/bin/bash
+# Tested on 8 GPUs
+set -x
+MODEL_PATH=${MODEL_PATH:-/models/qwen}   # a comment
+export N=5
+DATA=(
+    data.train_files="['/d/a.parquet', '/d/b.parquet']"
+    data.train_batch_size=128
+)
+python3 -m verl.trainer.main_ppo --config-name=ppo_trainer \
+    algorithm.adv_estimator=grpo "${DATA[@]}" \
+    data.max_prompt_length=256 data.max_response_length=768 \
+    actor_rollout_ref.model.path=$MODEL_PATH \
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 \
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \
+    +actor_rollout_ref.actor.use_kl_loss=True \
+    actor_rollout_ref.actor.kl_loss_coef=0.002 \
+    actor_rollout_ref.actor.kl_loss_type=mse \
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=${N} \
+    trainer.logger='["console","wandb"]' trainer.project_name=p \
+    trainer.save_freq=-1 trainer.total_training_steps=$STEPS \
+    trainer.n_gpus_per_node=8 trainer.n_gpus_per_node=4 trainer.made_up=1 $@
+"""
+
+
+def settings_of(text):
+    return translate(read_launch(text)).settings
+
+
+def answers(text):
+    return {line.key: line.answer for line in translate(read_launch(text)).lines if line.given}
+
+
+def test_a_script_becomes_a_command():
+    done = translate(read_launch(SCRIPT))
+
+    assert done.settings == {
+        "data.train": "/d/a.parquet,/d/b.parquet",
+        "trainer.prompts_per_step": 128,
+        "algorithm": "grpo",
+        "data.max_prompt_tokens": 256,
+        "sampling.max_response_tokens": 768,
+        "model.path": "/models/qwen",
+        "algorithm.minibatches": 4,  # 128 prompts a step, 32 in a mini-batch
+        "model.max_tokens_per_device": 4096,  # 4 samples of at most 256 + 768 tokens
+        "algorithm.kl.coefficient": 0.002,
+        "algorithm.kl.where": "loss",
+        "algorithm.kl.estimator": "k2",
+        "rollout": "vllm",
+        "sampling.samples_per_prompt": 5,
+        "trackers": "[console,{name: wandb, project: p}]",
+        "checkpoint.every_steps": 0,
+        "trainer.steps": "$STEPS",
+        "pools.main.devices_per_node": 4,
+        # verl's own defaults, where rlcore's are others
+        "backend": "fsdp",
+        "algorithm.dual_clip": 3.0,
+        "optimizer.weight_decay": 0.01,
+        "rollout.gpu_memory_utilization": 0.5,
+        "rollout.tensor_parallel": 2,
+        "pools.main.nodes": 1,
+        "eval.every_steps": 0,
+        "model.precision": "bfloat16",
+        "reward": "verl.utils.reward_score:default_compute_score",
+    }
+    assert [line.key for line in done.of("partly", "none")] == ["trainer.made_up", "--config-name=ppo_trainer"]
+    assert any("trainer.n_gpus_per_node=8: given again later" in remark for remark in done.remarks)
+    assert any("trainer.steps=$STEPS" in remark for remark in done.remarks)
+
+
+def test_every_common_key_is_in_the_tables():
+    unknown = [
+        key
+        for key in COMMON
+        if key not in {*RULES, *SAME, *ALWAYS, *NONE} and "not in the table" in answers(f"{key}=1")[key].note
+    ]
+
+    assert len(COMMON) > 90
+    assert unknown == []
+
+
+def test_nothing_is_dropped():
+    text = " ".join(f"{key}=1" for key in COMMON)
+
+    done = translate(read_launch(text))
+
+    assert sorted(line.key for line in done.lines if line.given) == sorted(COMMON)
+    assert all(line.answer.settings or line.answer.note for line in done.lines)
+
+
+VALUES = {
+    "data.train_files": "/d",
+    "data.val_files": "/e",
+    "data.truncation": "left",
+    "data.prompt_key": "question",
+    "data.shuffle": "False",
+    M + "enable_gradient_checkpointing": "True",
+    M + "path": "/m",
+    A + "optim.betas": "[0.9,0.95]",
+    A + "strategy": "fsdp2",
+    A + "loss_agg_mode": "seq-mean-token-sum",
+    A + "optim.lr_scheduler_type": "cosine",
+    A + "optim.warmup_style": "linear",
+    R + "name": "hf",
+    R + "top_k": "-1",
+    "algorithm.adv_estimator": "gae",
+    "algorithm.kl_ctrl.type": "adaptive",
+    "critic.model.path": "/c",
+    "trainer.logger": "console",
+    "trainer.experiment_name": "x",
+    "trainer.default_local_dir": "/o/x",
+    "trainer.resume_mode": "disable",
+    "custom_reward_function.path": "/r.py",
+}
+
+
+def own_settings(package, name):
+    """Fields of a plugin's Config, read from its source in this tree; None where it is not there."""
+    file = Path(__file__).parents[2] / f"rlcore-{package}" / "src" / f"rlcore_{package}" / "config.py"
+    if not file.is_file():
+        return None
+    classes = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef))
+    (body,) = (node.body for node in classes if node.name == name)
+    return {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+
+
+@pytest.mark.parametrize("key", [key for key in {**SAME, **RULES} if key != "model_engine"])
+def test_every_setting_that_comes_out_exists_in_rlcore(key):
+    switches = f"{A}use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.adv_estimator=gae "
+    text = f"{key}={VALUES.get(key, '1')}"
+    text = (
+        switches.replace("use_kl_in_reward=True ", "" if key.endswith("use_kl_in_reward") else "use_kl_in_reward=True ")
+        + text
+    )
+
+    for setting, value in answers(text)[key].settings:
+        section, _, rest = setting.partition(".")
+        if rest and section in ("backend", "rollout"):
+            name = {"backend": ("fsdp", "FSDPConfig"), "rollout": ("vllm", "VLLMConfig")}[section]
+            fields = own_settings(*name)
+            assert fields is None or rest in fields
+        elif section in PLUGIN_SECTIONS and rest:
+            compose([setting + "=1"], complete=False)  # known when the algorithm is built; see the test below
+        else:
+            plain = shlex.split(command({setting: value}).partition("\\\n")[2])
+            compose(plain, complete=False)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_the_settings_of_the_algorithm_are_those_of_its_config(estimator):
+    from rlcore.config.build import build_plugin
+    from rlcore.registry import resolve
+
+    text = (
+        f"algorithm.adv_estimator={estimator} {A}ppo_epochs=2 {A}clip_ratio=0.3 {A}entropy_coeff=0.01 {A}clip_ratio_c=4"
+        f" algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2 algorithm.lam=0.9"
+        f" critic.cliprange_value=0.4 algorithm.norm_adv_by_std_in_grpo=False {A}loss_agg_mode=seq-mean-token-sum"
+    )
+    words = shlex.split(
+        command({k: v for k, v in settings_of(text).items() if k.startswith("algorithm")}).replace("\\\n", "")
+    )
+    choice = compose(words[2:], complete=False).config.algorithm
+
+    config = build_plugin("algorithm", choice, resolve("algorithm", choice.name).object)
+
+    assert choice.name == {"grpo": "grpo", "gae": "ppo"}[estimator]
+    assert (config.epochs, config.clip_low, config.clip_high, config.dual_clip) == (2, 0.3, 0.3, 4.0)
+    assert (config.kl.coefficient, config.kl.where, config.kl.estimator) == (0.001, "reward", "k1")
+    assert (config.kl.controller, config.kl.target) == ("adaptive", 0.2)
+    assert config.average == "seq-mean-token-sum"
+    if estimator == "gae":
+        assert (config.lam, config.clip_value) == (0.9, 0.4)
+    else:
+        assert config.normalise_by_std is False
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "how", "words"),
+    [
+        (f"data.train_batch_size=100 {A}ppo_mini_batch_size=30", A + "ppo_mini_batch_size", "partly", "cannot be cut"),
+        ("data.truncation=middle", "data.truncation", "none", "not middle"),
+        (f"{A}use_kl_loss=True {A}kl_loss_type=abs", A + "kl_loss_type", "none", "k1, k2, k3"),
+        (f"{A}use_kl_loss=True algorithm.use_kl_in_reward=True", "algorithm.use_kl_in_reward", "none", "one place"),
+        ("algorithm.adv_estimator=no_such", "algorithm.adv_estimator", "none", "no algorithm 'no_such'"),
+        (f"{A}strategy=veomni", A + "strategy", "none", "no backend 'veomni'"),
+        ("trainer.total_epochs=3", "trainer.total_epochs", "partly", "3 × (rows of the data ÷ 1024)"),
+        ("trainer.total_epochs=3 trainer.total_training_steps=9", "trainer.total_epochs", "always", "decides"),
+        ("trainer.logger=[console,mlflow]", "trainer.logger", "partly", "no tracker for mlflow"),
+        (f"{R}val_kwargs.temperature=0.6", R + "val_kwargs.temperature", "always", "evaluation is greedy"),
+        (f"{R}free_cache_engine=True", R + "free_cache_engine", "none", "keeps its memory"),
+        (f"{R}name=hf {R}gpu_memory_utilization=0.6", R + "gpu_memory_utilization", "always", "engine hf"),
+        ("trainer.val_before_train=False", "trainer.val_before_train", "none", "always made"),
+        ("reward.reward_manager.name=prime", "reward_model.reward_manager", "always", "num_processes"),
+        (f"{A}ppo_mini_batch_size=$SIZE", A + "ppo_mini_batch_size", "none", "cannot be computed with"),
+        (f"{A}optim.lr_warmup_steps_ratio=0.1", A + "optim.lr_warmup_steps_ratio", "none", "optimizer.warmup_steps=N"),
+        ("actor_rollout_ref.actor.clip_rati=1", A + "clip_rati", "none", f"Did you mean '{A}clip_ratio'?"),
+    ],
+)
+def test_what_has_no_counterpart_says_why(text, key, how, words):
+    answer = answers(text)[key]
+
+    assert answer.how == how
+    assert words in answer.note
+
+
+def test_two_keys_that_want_one_setting_differently_are_told():
+    found = answers(f"{A}fsdp_config.param_offload=True {A}optim.clip_grad=1.0 {A}grad_clip=0.5")
+
+    assert found[A + "grad_clip"].how == "none"
+    assert (
+        "optimizer.clip_grad_norm is 1.0 already, from actor_rollout_ref.actor.optim.clip_grad"
+        in found[A + "grad_clip"].note
+    )
+
+
+def test_a_reward_function_keeps_its_options():
+    text = (
+        "custom_reward_function.path=/r.py custom_reward_function.name=f +custom_reward_function.reward_kwargs.scale=2"
+    )
+
+    reward = settings_of(text)["reward"]
+
+    assert reward == "[{name: /r.py:f, scale: 2}]"
+    (item,) = compose([f"reward={reward}"], complete=False).config.reward.items
+    assert (item.name, item.options) == ("/r.py:f", {"scale": 2})
+
+
+def test_dynamic_sampling_and_the_overlong_buffer_choose_dapo():
+    text = (
+        "algorithm.adv_estimator=grpo algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=7"
+        " reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=64"
+    )
+
+    found = settings_of(text)
+
+    assert found["algorithm"] == "dapo@rlcore-algorithms"
+    assert (found["algorithm.refill.rounds"], found["algorithm.overlong.tokens"]) == (7, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("True", True), ("false", False), ("null", None), ("3", 3), ("1e-6", 1e-6), ("-1", -1), ("abc", "abc"),
+        ("'a b'", "a b"), ("[a,'b']", ["a", "b"]), ("[]", []), ("['console','wandb']", ["console", "wandb"]),
+    ],
+)  # fmt: skip
+def test_values_are_read_as_hydra_reads_them(text, value):
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("python -m verl.trainer.main_ppo", "no setting such as"),
+        ("data.train_files='a", "cannot be read: No closing quotation"),
+    ],
+)
+def test_a_launch_that_cannot_be_read_is_refused(text, words):
+    with pytest.raises(UserError, match=words):
+        read_launch(text)
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match="neither a script that can be read nor a command"):
+        main([str(tmp_path / "run.sh")])
+
+
+@pytest.mark.parametrize(("more", "code"), [("", 0), (" trainer.made_up=1", 1)])
+def test_the_exit_code_says_whether_something_has_no_counterpart(capsys, more, code):
+    assert main(["data.train_files=/d actor_rollout_ref.model.path=/m" + more]) == code
+
+
+def test_the_command_can_be_pasted_into_a_shell(capsys, tmp_path):
+    (tmp_path / "run.sh").write_text(SCRIPT)
+
+    assert main([str(tmp_path / "run.sh"), "--command-only"]) == 1
+
+    words = shlex.split(capsys.readouterr().out.replace("\\\n", ""))
+    assert words[:3] == ["rlcore", "train", "data.train=/d/a.parquet,/d/b.parquet"]
+    assert "trackers=[console,{name: wandb, project: p}]" in words
+    assert "trainer.steps=$STEPS" in words
+
+
+def test_json_holds_every_key(capsys):
+    main(["--json", "data.train_files=/d", "trainer.made_up=1"])
+
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["key"], one["how"]) for one in told["keys"] if one["given"]] == [
+        ("data.train_files", "set"),
+        ("trainer.made_up", "none"),
+    ]
+    assert told["settings"]["data.train"] == "/d"
+
+
+def test_defaults_of_verl_are_in_the_tables():
+    assert [key for key in DEFAULTS if key not in {**SAME, **RULES}] == []
