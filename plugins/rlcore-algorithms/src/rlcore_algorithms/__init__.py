@@ -1,0 +1,1 @@
+"""Algorithms for rlcore: policy gradients, off-policy corrections, preferences, imitation, distillation."""

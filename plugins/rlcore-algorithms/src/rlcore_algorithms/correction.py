@@ -1,0 +1,109 @@
+"""Off-policy correction: the engine that sampled (q) is not quite the policy whose log-probs the trainer knows (p).
+
+With the log-ratio d_t = log p(token t) - log q(token t), both under the weights that sampled:
+
+    token      w_t = exp(d_t)                      sequence   w_t = exp(Σ d over the response), the same for its tokens
+    truncate   min(max(w, low), high)              mask       w where low <= w <= high, else 0
+
+`token` + `truncate` is TIS (fengyao.notion.site, "Your efficient RL framework secretly brings you off-policy RL
+training", 2025), `mask` with low 0 is MIS, `mask` with two thresholds is the band of IcePop (arXiv 2510.18855).
+A response is rejected, all its weights 0, when its divergence is above `reject_above`:
+
+    mean_k1 = |mean of d|      mean_k3 = mean of exp(-d) - 1 + d      max_k3 = the largest exp(-d) - 1 + d
+
+Weights carry no gradient and multiply the policy's terms, not the entropy bonus or the KL penalty. Departures:
+1. A token with weight 0 still counts in the mean, so that the gradient does not depend on how a batch is cut.
+2. Weights are not normalised over the batch, for the same reason.
+3. k3 is taken of exp(-d), the estimator of KL(p || q) under p; tokens are drawn from q, and the two are close.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.kl import kl_estimate
+from rlcore.data.batch import Batch
+from rlcore.errors import require
+
+_MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionConfig:
+    """Weights for what the engine sampled; none by default."""
+
+    weight: Literal["none", "token", "sequence"] = "none"
+    beyond: Literal["truncate", "mask"] = "truncate"
+    """What happens to a weight below `low` or above `high`."""
+    low: float = 0.0
+    high: float = 2.0
+    reject: Literal["none", "mean_k1", "mean_k3", "max_k3"] = "none"
+    """By which divergence whole responses are rejected."""
+    reject_above: float = 0.1
+    """Nats."""
+
+    def __post_init__(self) -> None:
+        require(self.low >= 0, "low", "0 or more", self.low, 0.5)
+        require(self.high > self.low, "high", f"more than low={self.low}", self.high, 2.0)
+        require(self.reject_above > 0, "reject_above", "more than 0", self.reject_above, 0.1)
+
+    @property
+    def active(self) -> bool:
+        return self.weight != "none" or self.reject != "none"
+
+
+def correct(
+    terms: Tensor, old_log_probs: Tensor, batch: Batch, config: CorrectionConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """[T] terms times their weights, and metrics; nothing is done, and nothing measured, without a setting that asks."""
+    if not config.active:
+        return terms, {}
+    mask = batch["loss_mask"]
+    d = torch.where(mask, old_log_probs - batch["rollout_log_probs"], 0.0).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    k3 = kl_estimate(d, torch.zeros_like(d), "k3")
+    weights, outside = bounded(log_weights(d, batch, config.weight), config)
+    metrics = {"correction/k3": k3, "correction/outside": outside.to(terms.dtype)}
+    if config.reject != "none":
+        rejected = divergence(d, k3, batch, config.reject) > config.reject_above
+        weights = torch.where(spread(rejected, batch), 0.0, weights)
+        metrics["correction/rejected"] = rejected.to(terms.dtype)
+    metrics["correction/weight"] = weights
+    return terms * weights, metrics
+
+
+def log_weights(d: Tensor, batch: Batch, weight: str) -> Tensor:
+    """[T] logarithms of the weights before any bound but that of exp()."""
+    if weight == "none":
+        return torch.zeros_like(d)
+    return d if weight == "token" else spread(batch.per_row(d), batch).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def bounded(log_weights: Tensor, config: CorrectionConfig) -> tuple[Tensor, Tensor]:
+    """[T] weights, and where they were out of bounds."""
+    weights = log_weights.exp()
+    if config.weight == "none":
+        return weights, torch.zeros_like(weights, dtype=torch.bool)
+    outside = (weights < config.low) | (weights > config.high)
+    if config.beyond == "mask":
+        return torch.where(outside, 0.0, weights), outside
+    return weights.clamp(config.low, config.high), outside
+
+
+def divergence(d: Tensor, k3: Tensor, batch: Batch, name: str) -> Tensor:
+    """[B] how far engine and trainer are apart on each response."""
+    count = batch.per_row(batch["loss_mask"].to(d.dtype)).clamp(min=1)
+    if name == "mean_k1":
+        return (batch.per_row(d) / count).abs()
+    if name == "mean_k3":
+        return batch.per_row(k3) / count
+    row = torch.arange(len(batch), device=d.device).repeat_interleave(batch.lengths.to(d.device))
+    return torch.zeros(len(batch), dtype=d.dtype, device=d.device).scatter_reduce(0, row, k3, "amax")
+
+
+def spread(values: Tensor, batch: Batch) -> Tensor:
+    """[T] from [B]: every token has the value of its row."""
+    return values.repeat_interleave(batch.lengths.to(values.device), output_size=batch.num_tokens)

@@ -1,0 +1,73 @@
+"""On-policy distillation: the student answers, a teacher judges every token (GKD, arXiv 2306.13649, lambda = 1).
+
+    KL(student || teacher) per token, estimated at the tokens that the student drew:
+    A_t = log p_teacher(t) - log p_student(t),   loss = mean over tokens of PPO's clipped loss with these advantages
+
+The advantage of a token counts that token alone (discount 0), as in MiniLLM's single-step part (arXiv 2306.08543).
+The teacher is a frozen model with the same tokenizer: `algorithm.teacher=DIR`. No reward is needed; one that is chosen
+is scored and logged. Departure from GKD: the divergence is estimated at the sampled token, not summed over the
+vocabulary, so no logits leave the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlcore.algorithms.base import PolicyGradient, PolicyGradientConfig
+from rlcore.data.batch import Batch
+from rlcore.errors import require
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.types import Mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationConfig(PolicyGradientConfig):
+    """Settings of on-policy distillation."""
+
+    teacher: str = ""
+    """Directory of the teacher."""
+
+    def __post_init__(self) -> None:
+        PolicyGradientConfig.__post_init__(self)
+        require(bool(self.teacher), "teacher", "a directory in Hugging Face layout", "nothing", "DIR")
+        require(self.kl.where == "loss", "kl.where", "loss: there is no reward to put it in", self.kl.where, "loss")
+
+
+class Distillation(PolicyGradient):
+    """Every token is rewarded by how much likelier the teacher finds it."""
+
+    Config = DistillationConfig
+    advantage_column = "advantages"
+    without = ("reward",)
+
+    def roles(self) -> Sequence[RoleSpec]:
+        return [*super().roles(), RoleSpec(name="teacher", worker="reference", model=self.config.teacher)]
+
+    def writes(self) -> Sequence[str]:
+        return ["old_log_probs", self.advantage_column]
+
+    def collect(self, roles: Any, prompts: Batch) -> Batch:
+        """Generate, and let student and teacher say how likely each token was."""
+        samples: Batch = roles.generate(prompts)
+        if roles.has("reward"):
+            samples = roles.score(samples)
+        samples = samples.balance(roles.actor.dp_size)
+        samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
+        if self.needs_reference:
+            samples |= roles.reference.log_probs(samples)
+        teacher = roles.teacher.log_probs(samples).rename(ref_log_probs="teacher_log_probs")
+        compared: Batch = roles.actor.apply(compare, samples.select("loss_mask", "old_log_probs") | teacher)
+        kl, count = compared.fetch("kl_to_teacher"), samples.fetch("num_loss_tokens")
+        self.note("distillation/kl", Mean(float(kl.sum()), float(count.sum())))
+        return samples | compared.select("advantages")
+
+
+def compare(batch: Batch) -> Batch:
+    """Columns `advantages` [T], and `kl_to_teacher` per row: the sum over its tokens. Runs next to the data."""
+    advantages = torch.where(batch["loss_mask"], batch["teacher_log_probs"] - batch["old_log_probs"], 0.0)
+    rows = {"kl_to_teacher": -batch.per_row(advantages.double())}
+    return Batch.of(lengths=batch.lengths, tokens={"advantages": advantages}, rows=rows)

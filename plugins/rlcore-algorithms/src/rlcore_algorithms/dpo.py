@@ -1,0 +1,48 @@
+"""DPO: direct preference optimisation on pairs of a data set, arXiv 2305.18290.
+
+    loss = -log sigmoid(beta · [(log p - log p_ref)(chosen) - (log p - log p_ref)(rejected)])        (eq. 7)
+
+Nothing is generated: the data has the columns `chosen` and `rejected`, texts that answer the prompt. A rollout and
+rewards are there only to evaluate, when `data.eval` is given. A text is cut at sampling.max_response_tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.data.batch import Batch
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore_algorithms.online_dpo import OnlineDPO, OnlineDPOConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPOConfig(OnlineDPOConfig):
+    """Settings of DPO."""
+
+    chosen: str = "chosen"
+    """Column of the better responses."""
+    rejected: str = "rejected"
+
+
+class DPO(OnlineDPO):
+    """Online DPO whose pairs come from the data."""
+
+    Config = DPOConfig
+    compares_samples = False
+    without = ("rollout", "reward")
+
+    @property
+    def demonstrations(self) -> Sequence[str]:
+        """Columns of texts in the data."""
+        return (self.config.chosen, self.config.rejected)
+
+    def roles(self) -> Sequence[RoleSpec]:
+        return [RoleSpec(name="actor", worker="policy"), RoleSpec(name="reference", worker="reference")]
+
+    def collect(self, roles: Any, prompts: Batch) -> Batch:
+        """Read the pairs, and compare with the reference."""
+        pairs: Batch = roles.demonstrations(prompts, self.demonstrations)
+        pairs |= roles.reference.log_probs(pairs)
+        return self.with_margins(roles, pairs)

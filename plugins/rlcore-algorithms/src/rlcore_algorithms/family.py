@@ -1,0 +1,143 @@
+"""One estimator × one loss × an off-policy correction: what every policy gradient of this package is made of.
+
+An algorithm's name says which loss it has, and with which settings it begins; `estimator` may be any other one:
+
+    algorithm=gspo algorithm.estimator=rloo algorithm.correction.weight=token
+
+Pairs that make no sense are refused when the config is read, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.base import PolicyGradientConfig
+from rlcore.algorithms.grpo import GRPO
+from rlcore.data.batch import Batch
+from rlcore.errors import require
+from rlcore.types import Mean
+from rlcore_algorithms.correction import CorrectionConfig, correct
+from rlcore_algorithms.estimators import ROW_ESTIMATORS
+from rlcore_algorithms.greedy import greedy_baseline
+from rlcore_algorithms.sampling import OverlongConfig, RefillConfig, overlong_penalty, refill
+from rlcore_algorithms.whitened import whitened_returns
+
+Estimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "gpg",
+    "remax",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyConfig(PolicyGradientConfig):
+    """Settings of every policy gradient of this package."""
+
+    estimator: Estimator = "grpo"
+    """Where advantages come from."""
+    gamma: float = 1.0
+    """Discount per token; only reinforce_plus_plus has one."""
+    skip_zero_variance_groups: bool = False
+    """Leave prompts whose responses all have one reward out of the update."""
+    refill: RefillConfig = field(default_factory=RefillConfig)
+    overlong: OverlongConfig = field(default_factory=OverlongConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+
+    def __post_init__(self) -> None:
+        PolicyGradientConfig.__post_init__(self)
+        require(0 < self.gamma <= 1, "gamma", "more than 0 and at most 1", self.gamma, 1.0)
+        per_token = self.estimator == "reinforce_plus_plus"
+        reason = f"1 with estimator={self.estimator}, which gives one advantage to a whole response"
+        require(per_token or self.gamma == 1, "gamma", reason, self.gamma, 1.0)
+
+
+class Family(GRPO):
+    """GRPO with another estimator, another loss, or another way to draw samples. Subclasses override `terms`."""
+
+    Config = FamilyConfig
+
+    @property
+    def per_token(self) -> bool:
+        """Whether tokens of a response have advantages of their own."""
+        return bool(self.config.estimator == "reinforce_plus_plus")
+
+    @property
+    def compares_samples(self) -> bool:  # type: ignore[override]
+        """Whether a single sample of a prompt has no advantage."""
+        return self.config.estimator not in ("reinforce", "remax", "reinforce_plus_plus")
+
+    @property
+    def advantage_column(self) -> str:  # type: ignore[override]
+        return "advantages" if self.per_token else "advantage"
+
+    def writes(self) -> Sequence[str]:
+        baseline = ["baseline"] if self.config.estimator == "remax" else []
+        return [*super().writes(), *baseline]
+
+    def draw(self, roles: Any, prompts: Batch) -> Batch:
+        """Scored samples; again for other prompts where groups without variance are refilled."""
+        config = self.config
+        samples = refill(roles, prompts, self._draw, config.refill, self.note) if config.refill.rounds else None
+        samples = self._draw(roles, prompts) if samples is None else samples
+        if config.overlong.tokens:
+            limit, length = roles.sampling.max_response_tokens, samples.fetch("num_loss_tokens")
+            penalty = overlong_penalty(length, limit, config.overlong)
+            self.note("experience/overlong_penalty", Mean(float(penalty.sum()), float(len(penalty))))
+            samples = samples.with_rows(reward=samples.fetch("reward") + penalty)
+        return samples
+
+    def _draw(self, roles: Any, prompts: Batch) -> Batch:
+        samples: Batch = roles.score(roles.generate(prompts))
+        if self.config.estimator == "remax":
+            samples = samples.with_rows(baseline=greedy_baseline(roles, prompts, samples, self.note))
+        return samples
+
+    def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:
+        if self.per_token:
+            coefficient = self.kl.coefficient if self.kl_in_reward else 0.0
+            kl = self.config.kl
+            return whitened_returns(roles, samples, gamma=self.config.gamma, kl=coefficient, estimator=kl.estimator)
+        if self.config.estimator == "remax":
+            return samples.with_rows(advantage=(reward - samples.fetch("baseline")).float())
+        group_id, length = samples.fetch("group_id", "num_loss_tokens")
+        estimate = ROW_ESTIMATORS[self.config.estimator]
+        return samples.with_rows(advantage=estimate(reward, group_id, length).float())
+
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        terms, metrics = self.terms(log_probs, old_log_probs, batch)
+        terms, more = correct(terms, old_log_probs, batch, self.config.correction)
+        return terms, metrics | more
+
+    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """[T] the policy's terms before correction, and metrics. Here: the clipped loss of PPO."""
+        return super().policy_loss(log_probs, old_log_probs, batch)
+
+
+def bounded_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """[T] exp(log p - log p_old), finite however far they are apart."""
+    return torch.exp((log_probs - old_log_probs).clamp(-20.0, 20.0))
+
+
+def refuse_token_advantages(config: FamilyConfig, name: str) -> None:
+    """For losses with one ratio for a whole response."""
+    whole = config.estimator != "reinforce_plus_plus"
+    expected = f"one advantage for a whole response, as {name} has one ratio for it"
+    require(whole, "estimator", expected, config.estimator, "grpo")
+
+
+def refuse_clip(config: FamilyConfig, name: str, *more: str) -> None:
+    """For losses without the clip of PPO, or without its dual clip alone: an ignored setting is an error."""
+    for setting in ("dual_clip", *more):
+        value, default = getattr(config, setting), type(config).__dataclass_fields__[setting].default
+        require(value == default, setting, f"nothing: {name} has no such bound", value, default)

@@ -1,0 +1,52 @@
+"""GMPO: geometric-mean policy optimisation, arXiv 2507.20673.
+
+    c_t = log p - log p_old, bounded to at most  clip_high where A > 0, and to at least -clip_low where A < 0
+    loss = mean over responses of  -A_i · exp(mean over tokens of c_t)
+
+The geometric mean of the ratios in place of the arithmetic one, so that a few outliers move it less; the clip is of
+each token's log-ratio, and wide: exp(±0.4). Terms are given per token with their gradient, as in gspo.py; a token that
+is clipped has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.kl import kl_estimate
+from rlcore.data.batch import Batch
+from rlcore.types import Average
+from rlcore_algorithms.family import Family, FamilyConfig, refuse_clip, refuse_token_advantages
+from rlcore_algorithms.gspo import carried, refuse_other_average, response_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GMPOConfig(FamilyConfig):
+    """Settings of GMPO; its bounds are of the logarithm of the ratio."""
+
+    average: Average = "seq-mean-token-mean"
+    clip_low: float = 0.4
+    clip_high: float = 0.4
+
+    def __post_init__(self) -> None:
+        FamilyConfig.__post_init__(self)
+        refuse_token_advantages(self, "gmpo")
+        refuse_other_average(self, "gmpo")
+        refuse_clip(self, "gmpo")
+
+
+class GMPO(Family):
+    """The geometric mean of the ratios of a response."""
+
+    Config = GMPOConfig
+
+    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        d, advantages = (log_probs - old_log_probs).clamp(-20.0, 20.0), self.advantages(batch)
+        upper = d.clamp(max=self.config.clip_high)
+        lower = d.clamp(min=-self.config.clip_low)
+        c = torch.where(advantages > 0, upper, torch.where(advantages < 0, lower, d))
+        ratio = carried(response_mean(c.detach(), batch).exp(), c)
+        metrics = {"clip_fraction": (c != d).to(d.dtype), "ratio": ratio.detach()}
+        return -ratio * advantages, metrics | {"kl_to_old": kl_estimate(old_log_probs, log_probs.detach(), "k3")}

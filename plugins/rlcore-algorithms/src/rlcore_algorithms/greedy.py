@@ -1,0 +1,32 @@
+"""The greedy baseline of ReMax: what the policy scores when it takes the likeliest token every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.advantages import group_mean
+from rlcore.data.batch import Batch
+from rlcore.types import Mean
+
+
+def greedy_baseline(roles: Any, prompts: Batch, samples: Batch, note: Callable[[str, Mean], None]) -> Tensor:
+    """[B] float32, for each sample the reward of the greedy response to its prompt.
+
+    The greedy responses are counted nowhere: they are no experience. Where one has no score, the mean of the sampled
+    ones stands in, and `experience/baseline_missing` counts it.
+    """
+    greedy: Batch = roles.rollout.generate(prompts, replace(roles.sampling, temperature=0.0), 1)
+    greedy |= roles.reward.score(greedy)
+    group, score, status = greedy.fetch("group_id", "reward", "reward_status")
+    known = dict(zip(group[status == 0].tolist(), score[status == 0].tolist()))
+    reward, group_id = samples.fetch("reward", "group_id")
+    means = group_mean(reward.double(), group_id).tolist()
+    baseline = [known.get(number, mean) for number, mean in zip(group_id.tolist(), means)]
+    note("experience/greedy_reward", Mean(sum(known.values()), float(len(known))))
+    note("experience/baseline_missing", Mean(float(len(group) - len(known))))
+    return torch.tensor(baseline, dtype=torch.float32)

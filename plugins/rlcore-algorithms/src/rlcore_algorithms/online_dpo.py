@@ -1,0 +1,77 @@
+"""Online DPO: direct preference optimisation on the policy's own responses, arXiv 2402.04792.
+
+    chosen, rejected = the best and the worst of n responses to a prompt, by their reward
+    loss = -log sigmoid(beta · [(log p - log p_ref)(chosen) - (log p - log p_ref)(rejected)])
+
+with log p of a whole response (arXiv 2305.18290, eq. 7) and p_ref the policy at the start. Departures:
+1. The reward of the run stands where the paper asks a language model which response is better.
+2. A prompt whose responses all have one reward has no pair, and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.base import EpochsConfig
+from rlcore.data.batch import Batch
+from rlcore.errors import require
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.types import LossTerms, Mean, TokenOutputs
+from rlcore_algorithms.pairs import Pairwise, reference_gap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineDPOConfig(EpochsConfig):
+    """Settings of Online DPO."""
+
+    beta: float = 0.1
+    """How strongly the policy is held to the reference."""
+
+    def __post_init__(self) -> None:
+        EpochsConfig.__post_init__(self)
+        require(self.beta > 0, "beta", "more than 0", self.beta, 0.1)
+
+
+class OnlineDPO(Pairwise):
+    """Best against worst of the responses to a prompt."""
+
+    Config = OnlineDPOConfig
+    compares_samples = True
+
+    def roles(self) -> Sequence[RoleSpec]:
+        names = {"actor": "policy", "reference": "reference", "rollout": "rollout"}
+        return [RoleSpec(name=name, worker=worker) for name, worker in names.items()]
+
+    def collect(self, roles: Any, prompts: Batch) -> Batch:
+        """Generate, score, pair, and compare with the reference."""
+        samples: Batch = roles.score(roles.generate(prompts))
+        reward, group_id = samples.fetch("reward", "group_id")
+        rows = best_and_worst(reward, group_id)
+        self.note("experience/pairs", Mean(float(len(rows) // 2)))
+        pairs = samples.take(rows)
+        pairs |= roles.reference.log_probs(pairs)
+        return self.with_margins(roles, pairs)
+
+    def scores(self, roles: Any, samples: Batch) -> Tensor:
+        return reference_gap(roles, samples, self.config.beta)
+
+    def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
+        assert out.log_probs is not None, "the actor's outputs have log-probs"
+        log_probs = torch.where(batch["loss_mask"], out.log_probs, 0.0)
+        return self.logistic(self.config.beta * batch.per_row(log_probs), batch)
+
+
+def best_and_worst(reward: Tensor, group_id: Tensor) -> Tensor:
+    """[2P] rows: the best and the worst of each group whose rewards differ; of equals the first."""
+    rows = []
+    for group in torch.unique(group_id).tolist():
+        members = (group_id == group).nonzero().squeeze(1)
+        best, worst = members[reward[members].argmax()], members[reward[members].argmin()]
+        if reward[best] > reward[worst]:
+            rows += [int(best), int(worst)]
+    return torch.tensor(rows, dtype=torch.int64)

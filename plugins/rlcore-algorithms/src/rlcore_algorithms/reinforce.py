@@ -1,0 +1,28 @@
+"""REINFORCE with a baseline, Williams 1992, https://doi.org/10.1007/BF00992696.
+
+    A_i = r_i - mean of r over all responses of the step;   loss = -mean over tokens of  A_i · log p(token)
+
+Departures:
+1. The gradient is taken through the clipped ratio of PPO, which is the same in the first optimiser step on a sample and
+   bounded in later ones.
+2. The baseline holds the response's own reward: the gradient is smaller by the factor 1 - 1/n for n responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcore_algorithms.family import Estimator, Family, FamilyConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforceConfig(FamilyConfig):
+    """Settings of REINFORCE."""
+
+    estimator: Estimator = "reinforce"
+
+
+class Reinforce(Family):
+    """Better than the average of the step."""
+
+    Config = ReinforceConfig

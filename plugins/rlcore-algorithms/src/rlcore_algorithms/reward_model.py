@@ -1,0 +1,111 @@
+"""Reward models from preferences: Bradley and Terry 1952, as in arXiv 2203.02155, eq. 1.
+
+    loss = -log sigmoid(s(chosen) - s(rejected)),   s = value head at the end of prompt and response
+
+The data has the columns `chosen` and `rejected`. The model is `model.path` with a value head; it is the role `actor`,
+and nothing is generated. With `data.eval`, evaluation is the share of held-out pairs in the right order
+(`eval/pass_rate`) and their loss.
+
+A value at token i is that of the state before it (types.py), so a token is put after the response, and the score is the
+value there: what the model makes of everything before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcore import dispatch
+from rlcore.algorithms.base import EpochsConfig
+from rlcore.config.schema import EvalConfig
+from rlcore.data.batch import Batch
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.types import LossTerms, TokenOutputs
+from rlcore.workers.model import TrainedWorker
+from rlcore_algorithms.pairs import Pairwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelConfig(EpochsConfig):
+    """Settings of reward-model training."""
+
+    chosen: str = "chosen"
+    """Column of the better responses."""
+    rejected: str = "rejected"
+
+
+class RewardModelWorker(TrainedWorker):
+    """A model with a value head that scores whole responses."""
+
+    head = "value"
+
+    @dispatch("dp", reads=("input_ids", "loss_mask"))
+    def scores(self, batch: Batch) -> Batch:
+        """Row column `score`: the value at the one loss token of each row."""
+        values = self.forward(batch).values
+        assert values is not None, "a value head has values"
+        return Batch.of(lengths=batch.lengths, rows={"score": batch.per_row(values.to(batch.device))})
+
+    def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
+        return self.algorithm.loss(out, batch)  # type: ignore[no-any-return]
+
+
+class RewardModel(Pairwise):
+    """Scores chosen responses above rejected ones."""
+
+    Config = RewardModelConfig
+    without = ("rollout", "reward")
+
+    @property
+    def demonstrations(self) -> Sequence[str]:
+        """Columns of texts in the data."""
+        return (self.config.chosen, self.config.rejected)
+
+    def roles(self) -> Sequence[RoleSpec]:
+        return [RoleSpec(name="actor", worker="reward_model")]
+
+    def collect(self, roles: Any, prompts: Batch) -> Batch:
+        """Read the pairs, and score them."""
+        pairs: Batch = roles.demonstrations(prompts, self.demonstrations)
+        ended = roles.actor.apply(with_score_token, pairs.select("input_ids", "loss_mask"))
+        rows = {name: pairs.fetch(name) for name in ("sample_id", "group_id")}
+        return self.with_margins(roles, ended.with_rows(**rows))
+
+    def scores(self, roles: Any, samples: Batch) -> Tensor:
+        score: Tensor = roles.actor.scores(samples).fetch("score")
+        return score
+
+    def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
+        assert out.values is not None, "a value head has values"
+        return self.logistic(batch.per_row(torch.where(batch["loss_mask"], out.values, 0.0)), batch)
+
+    def evaluate(self, roles: Any, prompts: Batch, config: EvalConfig) -> tuple[dict[str, float], Batch]:
+        """Share of held-out pairs in the right order, and their loss."""
+        pairs = self.collect(roles, prompts)
+        margin = pairs.fetch("margin")[0::2]
+        metrics = {
+            "eval/pass_rate": float((margin > 0).double().mean()),
+            "eval/loss": float(-F.logsigmoid(margin).mean()),
+        }
+        return metrics | {"eval/samples": float(len(pairs))}, pairs
+
+
+def with_score_token(batch: Batch) -> Batch:
+    """Every sample with its last token once more; that copy is the one loss token. Runs next to the data."""
+    ends = batch.offsets()[1:] - 1
+    source = torch.arange(batch.num_tokens).repeat_interleave(
+        torch.ones(batch.num_tokens, dtype=torch.int64).index_add(0, ends, torch.ones(len(batch), dtype=torch.int64))
+    )
+    lengths = batch.lengths + 1
+    mask = torch.zeros(len(source), dtype=torch.bool)
+    mask[lengths.cumsum(0) - 1] = True
+    return Batch.of(
+        lengths=lengths,
+        tokens={"input_ids": batch["input_ids"][source], "loss_mask": mask},
+        rows={"num_loss_tokens": torch.ones(len(batch), dtype=torch.int64)},
+    )

@@ -1,0 +1,110 @@
+"""Estimator × loss: what goes together, what is refused when the config is read, and what is refused by the plan."""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from rlcore_algorithms.cispo import CISPO
+from rlcore_algorithms.covariance import ClipCov, KLCov
+from rlcore_algorithms.dapo import DAPO
+from rlcore_algorithms.distillation import Distillation
+from rlcore_algorithms.family import Estimator, Family
+from rlcore_algorithms.gmpo import GMPO
+from rlcore_algorithms.gpg import GPG
+from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.rloo import RLOO
+from rlcore_algorithms.sapo import SAPO
+from rlcore_algorithms.sft import SFT
+
+from rlcore.config.build import build, build_plugin
+from rlcore.config.compose import compose, presets
+from rlcore.data.batch import Batch
+from rlcore.errors import ConfigError
+from rlcore.registry import resolve
+from rlcore.registry.known import known_names
+from rlcore.testing import FakeRoles
+from rlcore.types import TokenOutputs
+
+LOSSES = [Family, GSPO, GMPO, CISPO, SAPO, GPG, ClipCov, KLCov]
+WHOLE = [GSPO, GMPO]
+
+
+def step(algorithm, **settings):
+    """Terms of the actor's loss on two prompts of fakes."""
+    made = algorithm(algorithm.Config(**settings))
+    roles = FakeRoles([role.name for role in made.roles()])
+    rows = {"prompt_id": [8, 5], "group_id": [0, 1], "seed": [1, 2]}
+    experience = made.collect(roles, Batch.of(lengths=[2, 3], tokens={"input_ids": [1, 2, 3, 4, 5]}, rows=rows)).local()
+    log_probs = torch.where(experience["loss_mask"], experience["rollout_log_probs"], 0.0)
+    return made.loss(TokenOutputs(log_probs=log_probs, entropy=-log_probs), experience).terms
+
+
+@pytest.mark.parametrize("estimator", get_args(Estimator))
+@pytest.mark.parametrize("algorithm", LOSSES, ids=lambda algorithm: algorithm.__name__)
+def test_every_estimator_goes_with_every_loss_unless_the_loss_wants_whole_responses(algorithm, estimator):
+    if algorithm in WHOLE and estimator == "reinforce_plus_plus":
+        with pytest.raises(ConfigError, match="expected one advantage for a whole response"):
+            algorithm.Config(estimator=estimator)
+        return
+
+    terms = step(algorithm, estimator=estimator)
+
+    assert terms.isfinite().all()
+    assert terms.any()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "words"),
+    [
+        (GSPO, {"estimator": "reinforce_plus_plus"}, ["algorithm.estimator", "gspo has one ratio", "estimator=grpo"]),
+        (GSPO, {"average": "token-mean"}, ["algorithm.average", "one term for a response"]),
+        (GMPO, {"average": "seq-mean-token-sum"}, ["algorithm.average", "gmpo"]),
+        (GSPO, {"dual_clip": 3.0}, ["algorithm.dual_clip", "gspo has no such bound"]),
+        (SAPO, {"clip_high": 0.28}, ["algorithm.clip_high", "sapo has no such bound", "clip_high=0.2"]),
+        (SAPO, {"tau_positive": 0.0}, ["algorithm.tau_positive", "more than 0"]),
+        (GPG, {"epochs": 2}, ["algorithm.epochs", "no ratio"]),
+        (GPG, {"clip_low": 0.1}, ["algorithm.clip_low"]),
+        (CISPO, {"dual_clip": 2.0}, ["algorithm.dual_clip", "cispo"]),
+        (KLCov, {"minibatches": 1}, ["algorithm.minibatches", "the penalty has no gradient", "minibatches=2"]),
+        (KLCov, {"share": 0.0}, ["algorithm.share"]),
+        (ClipCov, {"cov_low": 6.0}, ["algorithm.cov_high", "more than cov_low=6.0"]),
+        (RLOO, {"gamma": 0.9}, ["algorithm.gamma", "estimator=rloo", "one advantage to a whole response"]),
+        (RLOO, {"estimator": "rlo"}, ["algorithm.estimator", "rloo"]),
+        (DAPO, {"refill": {"rounds": -1}}, ["algorithm.refill.rounds"]),
+        (DAPO, {"overlong": {"tokens": -1}}, ["algorithm.overlong.tokens"]),
+        (Distillation, {}, ["algorithm.teacher", "a directory in Hugging Face layout"]),
+        (SFT, {"average": "row-mean"}, ["algorithm.average", "token-mean"]),
+        (SFT, {"clip_high": 0.3}, ["algorithm.clip_high", "no such setting"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_the_config_is_read(algorithm, settings, words):
+    with pytest.raises(ConfigError) as raised:
+        build(algorithm.Config, settings, "algorithm")
+
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert "\n" in str(raised.value), "the second line says what to type"
+
+
+def test_every_registered_algorithm_loads_and_its_file_tells_its_equation():
+    found = [entry for entry in entry_points(group="rlcore.algorithm") if entry.value.startswith("rlcore_algorithms")]
+
+    assert {entry.name: "rlcore-algorithms" for entry in found} == known_names("algorithm")
+    for entry in found:
+        algorithm = entry.load()
+        module = __import__(algorithm.__module__, fromlist=["__doc__"])
+        assert any(sign in module.__doc__ for sign in ("=", "loss")), entry.name
+        assert "arXiv" in module.__doc__ or "https://" in module.__doc__ or entry.name == "sft", entry.name
+        assert len(Path(module.__file__).read_text().splitlines()) <= 140, entry.name
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, owners in presets("algorithm").items() if "rlcore-algorithms" in owners]
+)
+def test_shipped_settings_are_those_of_an_algorithm_of_this_package(name):
+    config = compose([f"algorithm={name}"], complete=False).config.algorithm
+    resolved = resolve("algorithm", config.name)
+
+    assert resolved.package == "rlcore-algorithms"
+    assert build_plugin("algorithm", config, resolved.object) != resolved.object.Config()

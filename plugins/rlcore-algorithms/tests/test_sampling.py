@@ -1,0 +1,137 @@
+"""Refilled groups, overlong responses, and the greedy baseline."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from rlcore_algorithms.dapo import DAPO
+from rlcore_algorithms.greedy import greedy_baseline
+from rlcore_algorithms.remax import ReMax
+from rlcore_algorithms.sampling import OverlongConfig, RefillConfig, overlong_penalty, refill
+
+from rlcore.data.batch import Batch
+from rlcore.testing import FakeRoles
+from rlcore.types import Mean
+
+PROMPTS = Batch.of(
+    lengths=[2, 1, 3],
+    tokens={"input_ids": [1, 2, 3, 4, 5, 6]},
+    rows={"prompt_id": [8, 5, 9], "group_id": [0, 1, 2], "seed": [1, 2, 3]},
+)
+
+
+def rewards_of(roles, table):
+    """Groups in `table` have their own rewards, one value for each of four samples; others the fakes' 1, 0, 0, 0."""
+
+    def draw(roles, prompts):
+        samples = roles.score(roles.generate(prompts))
+        group, number = samples.fetch("group_id"), samples.fetch("sample_id") % 4
+        reward = [table.get(g, [1.0, 0.0, 0.0, 0.0])[n] for g, n in zip(group.tolist(), number.tolist())]
+        return samples.with_rows(reward=torch.tensor(reward))
+
+    return draw
+
+
+def refilled(table, rounds):
+    roles, notes = FakeRoles(["actor"]), {}
+    samples = refill(roles, PROMPTS, rewards_of(roles, table), RefillConfig(rounds=rounds), notes.__setitem__)
+    return sorted(set(samples.fetch("group_id").tolist())), {name: mean.value for name, mean in notes.items()}, samples
+
+
+def test_groups_without_variance_are_replaced_by_those_of_further_prompts():
+    # 0 and 2 are all alike; the fakes' further prompts have groups 1000, 1001, …, of which 1000 is all alike, too
+    groups, notes, samples = refilled({0: [0.0] * 4, 2: [1.0] * 4, 1000: [0.5] * 4}, rounds=5)
+
+    assert groups == [1, 1001, 1002]
+    assert notes == {"experience/rounds": 3, "experience/groups": 3}
+    assert len(samples) == 12
+
+
+def test_after_the_last_round_the_step_goes_on_with_what_there_is(caplog):
+    with caplog.at_level(logging.WARNING):
+        groups, notes, _ = refilled({0: [0.0] * 4, 2: [1.0] * 4, 1000: [0.5] * 4}, rounds=2)
+
+    assert groups == [1, 1001]
+    assert notes == {"experience/rounds": 2, "experience/groups": 2}
+    assert "after 2 rounds 2 of 3 prompts have responses that differ" in caplog.text
+
+
+def test_a_step_without_any_variance_has_no_rows_and_its_columns():
+    groups, notes, samples = refilled({group: [1.0] * 4 for group in (0, 1, 2)}, rounds=1)
+
+    assert groups == []
+    assert notes["experience/groups"] == 0
+    assert "rollout_log_probs" in samples
+
+
+def test_without_rounds_every_group_stays():
+    algorithm, roles = DAPO(DAPO.Config(refill=RefillConfig(rounds=0))), FakeRoles(["actor"])
+    algorithm._draw = rewards_of(roles, {0: [0.0] * 4})
+
+    assert sorted(set(algorithm.draw(roles, PROMPTS).fetch("group_id").tolist())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("length", "wanted"),
+    # a limit of 20 and a margin of 8: nothing up to 12, half of it at 16, all of it at 20
+    [(1, 0.0), (12, 0.0), (13, -0.0625), (16, -0.25), (20, -0.5), (24, -0.5)],
+)
+def test_the_penalty_for_length_grows_over_the_margin(length, wanted):
+    penalty = overlong_penalty(torch.tensor([length]), 20, OverlongConfig(tokens=8, factor=0.5))
+
+    assert penalty.tolist() == pytest.approx([wanted])
+
+
+def test_overlong_responses_lose_reward_before_they_are_compared():
+    algorithm, roles = DAPO(DAPO.Config(overlong=OverlongConfig(tokens=4))), FakeRoles(["actor"])
+
+    samples = algorithm.draw(roles, PROMPTS)
+
+    length, reward = samples.fetch("num_loss_tokens", "reward")
+    first = samples.fetch("sample_id") % 4 == 0
+    # the fakes' limit is 5 tokens: 1 token is free, and each further one costs 1/4
+    assert reward.tolist() == pytest.approx((first.double() - (length - 1) / 4).tolist())
+
+
+class Greedy:
+    """The rollout and the rewards of greedy responses: group 0 scores 0.25, group 1 fails, others 0."""
+
+    def __init__(self, roles):
+        self.roles, self.asked = roles, []
+
+    def generate(self, prompts, sampling, samples_per_prompt):
+        self.asked.append((sampling.temperature, samples_per_prompt))
+        return prompts
+
+    def score(self, samples):
+        group = samples.fetch("group_id")
+        rows = {
+            "reward": torch.where(group == 0, 0.25, torch.where(group == 1, torch.nan, 0.0)),
+            "reward_status": torch.where(group == 1, 3, 0),
+        }
+        return Batch.of(lengths=samples.lengths, rows=rows)
+
+
+def test_the_baseline_is_the_greedy_reward_of_the_prompt_and_the_mean_where_that_failed():
+    roles, notes = FakeRoles(["actor"]), {}
+    samples = roles.score(roles.generate(PROMPTS)).take([0, 5, 4, 9, 8])  # groups 0, 1, 1, 2, 2
+    greedy = roles.groups["rollout"] = roles.groups["reward"] = Greedy(roles)
+
+    baseline = greedy_baseline(roles, PROMPTS, samples, notes.__setitem__)
+
+    assert greedy.asked == [(0.0, 1)]
+    assert baseline.tolist() == [0.25, 0.5, 0.5, 0.0, 0.0]  # group 1: samples 5 and 4 score 0 and 1
+    assert notes["experience/baseline_missing"] == Mean(1.0)
+    assert notes["experience/greedy_reward"].value == pytest.approx(0.125)
+
+
+def test_remax_is_the_reward_minus_the_greedy_one():
+    roles, algorithm = FakeRoles(["actor", "rollout"]), ReMax(ReMax.Config())
+    samples = roles.score(roles.generate(PROMPTS)).with_rows(baseline=np.linspace(0, 1, 12, dtype=np.float32))
+
+    found = algorithm.with_advantages(roles, samples, samples.fetch("reward"))
+
+    assert found.fetch("advantage").tolist() == pytest.approx(
+        [(k % 4 == 0) - b for k, b in enumerate(np.linspace(0, 1, 12))], abs=1e-6
+    )

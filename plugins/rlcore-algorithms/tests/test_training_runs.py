@@ -1,0 +1,181 @@
+"""Whole runs of two to four steps on the quickstart model: what only a run can show."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli import main
+from rlcore.cli.train import run as train
+from rlcore.errors import UserError
+from rlcore.quickstart import locate
+
+SMALL = [
+    "preset=quickstart",
+    "trainer.prompts_per_step=8",
+    "sampling.samples_per_prompt=4",
+    "eval.max_prompts=8",
+    "runtime=local",
+    "trackers=jsonl",
+    "run.name=r",
+]
+TIMES = ("time", "perf/", "time_s/", "controller/")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickstart_assets():
+    os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Sixty-four numbers with the right answer, and with a wrong one."""
+    file = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    rows = [json.loads(line) for line in Path(locate("quickstart:train")).read_text().splitlines()[:64]]
+    for row in rows:
+        right = "".join(sorted(row["digits"]))
+        row |= {"response": right, "chosen": right, "rejected": right[::-1]}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def run(directory, algorithm, *more, steps=2):
+    """Metrics of every step, without those of the clock."""
+    own = {item.partition("=")[0] for item in more}
+    base = [*SMALL, f"algorithm={algorithm}", f"trainer.steps={steps}", f"run.directory={directory}"]
+    train([*(item for item in base if item.partition("=")[0] not in own), *more], dry_run=False)
+    lines = [json.loads(line) for line in (Path(directory) / "r" / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(TIMES)} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("rloo", []),
+        ("reinforce_plus_plus", ["algorithm.kl.coefficient=0.01", "algorithm.gamma=0.99"]),
+        ("remax", ["sampling.samples_per_prompt=1"]),
+        ("gspo", ["algorithm.estimator=opo", "algorithm.correction.weight=sequence"]),
+        ("clip_cov", ["algorithm.share=0.1", "algorithm.cov_low=0.0"]),
+        ("kl_cov", ["algorithm.share=0.1"]),
+        ("dual_clip_ppo", ["algorithm.correction.weight=token", "algorithm.correction.beyond=mask"]),
+        ("online_dpo", ["algorithm.minibatches=2"]),
+        ("best_of_n", ["algorithm.minibatches=2"]),
+    ],
+)
+def test_a_run_changes_the_policy_and_ends(tmp_path, algorithm, more):
+    first, *_, last = run(tmp_path, algorithm, *more)
+
+    assert (first["step"], last["step"]) == (0, 2)
+    assert last["actor/grad_norm"] > 0
+    assert last["actor/skipped"] == 0
+
+
+def test_a_correction_of_an_engine_that_agrees_changes_almost_nothing(tmp_path):
+    _, _, last = run(
+        tmp_path, "rloo", "algorithm.minibatches=2", "algorithm.correction={weight: token, reject: max_k3}"
+    )
+
+    assert last["actor/correction/weight"] == pytest.approx(1, abs=1e-4)
+    assert last["actor/correction/outside"] == last["actor/correction/rejected"] == 0
+    assert last["actor/rollout_logprob_gap"] < 1e-4
+
+
+def test_refilled_prompts_are_in_the_ledger_and_a_resumed_run_goes_on_with_the_same_bits(tmp_path):
+    settings = ["dapo@rlcore-algorithms", "algorithm.minibatches=2", "algorithm.refill.rounds=8"]
+    settings += ["optimizer.schedule=constant"]
+    run(tmp_path / "cut", *settings, steps=2)
+    state = json.loads(next((tmp_path / "cut" / "r" / "checkpoints").glob("*/trainer.json")).read_text())
+
+    whole = run(tmp_path / "whole", *settings, steps=4)
+    resumed = run(tmp_path / "cut", *settings, steps=4)
+
+    assert state["loader"]["outstanding"] == []
+    assert state["loader"]["next_position"] > 2 * 8
+    assert [line["experience/groups"] for line in whole[1:]] == [8, 8, 8, 8]
+    assert resumed[-2:] == whole[-2:]
+
+
+def test_sft_needs_neither_rollout_nor_reward_and_learns_the_demonstrations(tmp_path, pairs):
+    more = [f"data.train={pairs}", "data.eval=", "reward.items=[]", "trainer.prompts_per_step=64"]
+    _, first, *_, last = run(tmp_path, "sft", *more, steps=8)
+
+    assert last["actor/loss"] < 0.8 * first["actor/loss"]
+    assert last["actor/log_prob"] == pytest.approx(-last["actor/loss"], rel=1e-4)
+    assert "reward/mean" not in last
+    summary = json.loads(next((tmp_path / "r" / "checkpoints").glob("*/trainer.json")).read_text())
+    assert summary["counters"]["samples"] == 8 * 64
+
+
+def test_a_model_that_was_trained_without_rewards_is_scored_by_rlcore_eval(tmp_path, pairs, capsys):
+    run(tmp_path, "sft", f"data.train={pairs}", "data.eval=", "reward.items=[]")
+    capsys.readouterr()
+
+    more = ["data.eval=quickstart:eval", "reward=sorted_digits", "eval.max_prompts=8"]
+    code = main(["eval", str(tmp_path / "r"), "--json", *more])
+
+    assert code == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["eval/samples"] == 8
+
+
+def test_sft_is_evaluated_by_the_reward_when_there_are_held_out_prompts(tmp_path, pairs):
+    first, *_ = run(tmp_path, "sft", f"data.train={pairs}")
+
+    assert first["eval/samples"] == 8
+
+
+def test_offline_dpo_tells_right_from_wrong_after_a_few_steps(tmp_path, pairs):
+    lines = run(tmp_path, "dpo", f"data.train={pairs}", "data.eval=", "algorithm.beta=0.5", steps=6)
+
+    assert lines[1]["actor/loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: policy and reference are one
+    assert lines[-1]["actor/loss"] < 0.6
+    assert lines[-1]["actor/accuracy"] > 0.9
+
+
+def test_a_reward_model_is_trained_and_evaluated_by_held_out_pairs(tmp_path, pairs):
+    more = [f"data.train={pairs}", f"data.eval={pairs}", "eval.max_prompts=64", "trainer.prompts_per_step=32"]
+    first, *_, last = run(tmp_path, "reward_model", *more, steps=8)
+
+    assert first["eval/samples"] == 128
+    assert last["eval/loss"] < first["eval/loss"]
+    assert last["eval/pass_rate"] > 0.9
+
+
+def test_a_student_comes_nearer_to_its_teacher(tmp_path, pairs):
+    run(tmp_path / "teacher", "sft", f"data.train={pairs}", "data.eval=", "trainer.prompts_per_step=64", steps=8)
+    teacher = next((tmp_path / "teacher" / "r" / "checkpoints").glob("*/actor"))
+    more = [f"algorithm.teacher={teacher}", "trainer.prompts_per_step=32", "data.eval="]
+
+    lines = run(tmp_path / "student", "distillation", *more, "reward.items=[]", steps=10)
+
+    assert lines[-1]["distillation/kl"] < 0.7 * lines[1]["distillation/kl"]
+    assert "reward/mean" not in lines[-1]
+
+
+@pytest.mark.slow
+def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one(tmp_path):
+    settings = ["kl_cov", "algorithm.share=0.1", "algorithm.estimator=reinforce_plus_plus"]
+    one = run(tmp_path / "one", *settings)
+    two = run(tmp_path / "two", *settings, "runtime=ray", "pools.main.devices_per_node=2")
+
+    for line, other in zip(one, two, strict=True):
+        assert line == pytest.approx(other, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param(["sft"], ["column 'response'", "does not have", "data.rename"], id="no-demonstrations"),
+        pytest.param(["sft", "algorithm.response=digts"], ["column 'digts'", "'digits'"], id="misspelt"),
+        pytest.param(["dpo"], ["column 'chosen'"], id="no-pairs"),
+        pytest.param(["distillation"], ["algorithm.teacher", "DIR"], id="no-teacher"),
+        pytest.param(["distillation", "algorithm.teacher=/nowhere"], ["algorithm.teacher=/nowhere"], id="lost-teacher"),
+        pytest.param(["gspo", "algorithm.estimator=reinforce_plus_plus"], ["algorithm.estimator"], id="pair"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path, settings, words):
+    with pytest.raises(UserError) as raised:
+        run(tmp_path, *settings)
+
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert not (tmp_path / "r" / "metrics.jsonl").exists()
