@@ -1,0 +1,137 @@
+"""The process of an engine that a rollout starts: `python -m rlcore_sglang.engine FILE_DESCRIPTOR`.
+
+SGLang's engine takes over the process it is in: it ends all of its child processes, replaces signal handlers, kills it
+when a scheduler fails, and there can be one only. So it gets a process of its own, and own.py talks to it through a
+socket. Messages are tuples of plain data:
+
+    in    (number, "generate", {"input_ids": …, "sampling_params": …}), (number, action, fields), (number, "cancel", {})
+    out   (number, True, value) or (number, False, text)
+
+The process ends when the other end of the socket closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+_REQUESTS = {
+    "pause_generation": "PauseGenerationReqInput",
+    "continue_generation": "ContinueGenerationReqInput",
+    "begin_weight_update": "BeginWeightUpdateReqInput",
+    "end_weight_update": "EndWeightUpdateReqInput",
+    "update_weights_from_tensor": "UpdateWeightsFromTensorReqInput",
+    "update_weights_from_disk": "UpdateWeightFromDiskReqInput",
+    "release_memory_occupation": "ReleaseMemoryOccupationReqInput",
+    "resume_memory_occupation": "ResumeMemoryOccupationReqInput",
+}
+"""Control actions and the class of SGLang that holds their fields; those without fields are left out."""
+
+
+def main() -> None:
+    """Start the engine, say so, and serve."""
+    connection = Connection(int(sys.argv[1]))
+    options, needs_kernels = connection.recv()
+    from rlcore.errors import RlcoreError
+    from rlcore_sglang.install import check_installed
+
+    try:
+        check_installed(needs_kernels)
+    except RlcoreError as error:
+        connection.send((0, False, str(error)))
+        return
+    import sglang
+
+    try:
+        engine = sglang.Engine(**options)
+    except (RuntimeError, ValueError, TypeError, AssertionError, OSError, ImportError) as error:
+        connection.send((0, False, f"{type(error).__name__}: {error}"))
+        raise
+    try:
+        engine.loop.run_until_complete(_Service(engine, connection).run())
+    finally:
+        engine.shutdown()
+
+
+class _Service:
+    """Takes messages until the socket closes; each is a task."""
+
+    def __init__(self, engine: Any, connection: Connection) -> None:
+        self._engine = engine
+        self._tokenizer = engine.tokenizer_manager
+        self._connection = connection
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tokenizer.auto_create_handle_loop()
+        loop.add_reader(self._connection.fileno(), self._receive)
+        self._connection.send((0, True, {"pids": list(self._engine.get_all_child_pids())}))
+        await self._ended.wait()
+        loop.remove_reader(self._connection.fileno())
+
+    def _receive(self) -> None:
+        try:
+            number, action, fields = self._connection.recv()
+        except (EOFError, OSError):
+            self._ended.set()
+            return
+        if action == "cancel":
+            if number in self._tasks:
+                self._tokenizer.abort_request(rid=_name(number))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(number, action, fields))
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    async def _answer(self, number: int, action: str, fields: dict[str, Any]) -> None:
+        try:
+            value = await (self._generate(number, **fields) if action == "generate" else self._control(action, fields))
+            reply: tuple[int, bool, Any] = (number, True, value)
+        except Exception as error:  # whatever SGLang raises is told to whoever asked
+            reply = (number, False, f"{type(error).__name__}: {error}")
+        if not self._ended.is_set():
+            self._connection.send(reply)
+
+    async def _generate(self, number: int, **fields: Any) -> tuple[Any, ...]:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        from rlcore_sglang.requests import Answer
+
+        request = GenerateReqInput(rid=_name(number), return_logprob=True, **fields)
+        outputs = [output async for output in self._tokenizer.generate_request(request, None)]
+        answer = Answer.read(outputs[-1])
+        return answer.token_ids, answer.log_probs, answer.finish_reason, answer.versions
+
+    async def _control(self, action: str, fields: dict[str, Any]) -> None:
+        from sglang.srt.managers import io_struct
+
+        if action == "abort_request":
+            self._tokenizer.abort_request(**fields)
+            return
+        method = getattr(self._tokenizer, action)
+        result = await (method(getattr(io_struct, _REQUESTS[action])(**fields)) if action in _REQUESTS else method())
+        success, message = _outcome(result)
+        if not success:
+            raise RuntimeError(message)
+
+
+def _outcome(result: Any) -> tuple[bool, str]:
+    """SGLang returns nothing, an object with `success`, or a tuple that begins with it."""
+    if result is None:
+        return True, ""
+    if isinstance(result, tuple):
+        return bool(result[0]), str(result[1])
+    return bool(result.success), str(result.message)
+
+
+def _name(number: int) -> str:
+    """SGLang aborts every request whose name begins so; all have the same length."""
+    return f"{number:015d}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""SGLang servers that run already, best made by `python -m rlcore_sglang.serve`: one for each rank of the pool.
+
+With a router, requests go there, and any server may answer them; weights and pauses go to each server, as the router does
+not know these calls. Servers have devices of their own, so sleep and wake are nothing here, and close leaves them alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.models.load import load_model
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts import http
+from rlcore.rollouts.checks import Limits
+from rlcore_sglang import weights
+from rlcore_sglang.config import SGLangConfig
+from rlcore_sglang.install import wanted_version
+from rlcore_sglang.requests import Answer
+
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+
+
+class Server:
+    """The client of one server."""
+
+    def __init__(self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext, limits: Limits) -> None:
+        own = _own_url(config, context)
+        self._server, *self._all = (http.Server(url, "SGLang", config.timeout_s) for url in (own, *config.urls))
+        self._front = http.Server(config.router or own, "SGLang", config.timeout_s)
+        self._prefix, self._num_requests = uuid.uuid4().hex, 0
+        self.num_ranks, is_ours = self._check(config, model, limits)
+        if not is_ours:  # another model directory, or weights of an earlier run
+            whole = iter(load_model(model.path).named_parameters())
+            weights.send(self, whole, 0, config=config, device="cpu", path=model.path)
+
+    async def answer(self, prompt_ids: list[int], params: Mapping[str, Any]) -> Answer:
+        """One response. Cancelling aborts it."""
+        self._num_requests += 1
+        name = f"{self._prefix}-{self._num_requests:012d}"
+        body = {"rid": name, "input_ids": prompt_ids, "sampling_params": dict(params), "return_logprob": True}
+        try:
+            return Answer.read(await self._front.acall("/generate", body))
+        except asyncio.CancelledError:
+            for server in self._all:
+                with contextlib.suppress(InfrastructureError):
+                    await server.acall("/abort_request", {"rid": name})
+            raise
+
+    def control(self, action: str, **fields: Any) -> None:
+        """One of SGLang's control actions. A server that refuses one says so with its status."""
+        if payloads := fields.get("serialized_named_tensors"):
+            fields["serialized_named_tensors"] = [base64.b64encode(payload).decode() for payload in payloads]
+        try:
+            self._server.call("POST", f"/{action}", fields)
+        except http.BadAnswer as error:
+            if error.status != 404:
+                raise
+            raise ConfigError(
+                f"rollout.url={self._server.url} does not know {action}: a router, or an SGLang that is too old\n"
+                f"Name the servers themselves, {wanted_version()}; a router is  rollout.router={self._server.url}"
+            ) from error
+
+    def close(self) -> None:
+        """The server goes on: who started it ends it."""
+
+    def _check(self, config: SGLangConfig, model: ModelConfig, limits: Limits) -> tuple[int, bool]:
+        """How many ranks the server has, and whether its weights are those of `model`.
+
+        Raises:
+            ConfigError: rlcore cannot train with this server.
+        """
+        try:
+            about, info = (self._server.call("GET", path) for path in ("/model_info", "/server_info"))
+        except http.BadAnswer as error:
+            raise _unfit(self._server.url, model, f"is no SGLang server: {str(error).partition(chr(10))[0]}") from error
+        reasons = [*_wrong_server(info, config, limits), *_wrong_model(about, model)]
+        if reasons:
+            raise _unfit(self._server.url, model, "cannot be trained with: " + "; ".join(reasons))
+        is_ours = about["weight_version"] == "0" and Path(about["model_path"]).resolve() == Path(model.path).resolve()
+        return int(info["tp_size"]), is_ours
+
+
+def _wrong_server(info: Mapping[str, Any], config: SGLangConfig, limits: Limits) -> list[str]:
+    wanted, reasons = wanted_version(), []
+    if not wanted.specifier.contains(info["version"], prereleases=True):
+        reasons.append(f"it is SGLang {info['version']}, and {wanted} is needed")
+    if info["dp_size"] != 1:
+        reasons.append(
+            f"dp_size={info['dp_size']}, and SGLang refuses new weights for replicas; start one server for each"
+        )
+    if config.weights == "memory" and weights.LOADER not in (info["custom_weight_loader"] or []):
+        reasons.append(f"it was started without --custom-weight-loader {weights.LOADER}, so type  rollout.weights=disk")
+    if config.deterministic and not info["enable_deterministic_inference"]:
+        reasons.append("it was started without --enable-deterministic-inference, so type  rollout.deterministic=false")
+    if info["context_length"] and info["context_length"] < limits.context_length:
+        reasons.append(
+            f"its context is {info['context_length']}, so type  rollout.max_model_len={info['context_length']}"
+        )
+    return reasons
+
+
+def _wrong_model(about: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    """Architecture and sizes; sizes where the server's model directory can be seen from here."""
+    own = json.loads((Path(model.path) / "config.json").read_text(encoding="utf-8"))
+    facts = {"architectures": about["architectures"]}
+    theirs = Path(about["model_path"]) / "config.json"
+    if theirs.is_file():
+        served = json.loads(theirs.read_text(encoding="utf-8"))
+        facts |= {name: served.get(name) for name in _SIZES}
+    differing = [
+        f"{name} {value} instead of {own.get(name)}" for name, value in facts.items() if value != own.get(name)
+    ]
+    return [f"it serves another model than model.path={model.path}: {', '.join(differing)}"] if differing else []
+
+
+def _unfit(url: str, model: ModelConfig, reason: str) -> ConfigError:
+    return ConfigError(
+        f"rollout.url={url} {reason}\nStart one with  python -m rlcore_sglang.serve {model.path} --port PORT"
+    )
+
+
+def _own_url(config: SGLangConfig, context: RolloutContext) -> str:
+    if len(config.urls) != context.world_size:
+        raise ConfigError(
+            f"rollout.url names {len(config.urls)} servers, and the rollout's pool has {context.world_size} ranks\n"
+            f"Type  pools.rollout.devices_per_node={len(config.urls)}   with  placement=split, or name as many servers"
+        )
+    return config.urls[context.rank]

@@ -1,0 +1,202 @@
+"""How new weights get into an engine: pause it, hand over piece by piece, name the version, go on.
+
+Pieces go through memory that both sides see: a file in shared memory, or memory of the GPU that the scheduler maps; or
+through a directory that SGLang loads. The version is named last, when all pieces have come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlcore.errors import InfrastructureError, RlcoreError
+from rlcore_sglang.config import SGLangConfig
+
+LOADER = "rlcore_sglang.loader.load"
+_ALIGNMENT = 16
+
+
+class Control(Protocol):
+    """What of an engine is needed here."""
+
+    num_ranks: int
+    """Ranks of the engine, each of which gets a handle of its own."""
+
+    def control(self, action: str, **fields: Any) -> None:
+        """Do one of SGLang's control actions; raise unless it says that it succeeded."""
+
+
+def send(
+    engine: Control,
+    weights: Iterator[tuple[str, Tensor]],
+    version: int,
+    *,
+    config: SGLangConfig,
+    device: str,
+    path: str,
+    pause: str = "retract",
+) -> None:
+    """Replace all weights.
+
+    Args:
+        device: "cpu": through a file, which a server can map too; otherwise through memory of this device.
+        path: the model directory, for `weights=disk`.
+        pause: how; see SGLangConfig. Keys and values of the old weights are dropped, but not those that sequences which
+            are paused in place still use: then all stay.
+    """
+    flush = False
+    engine.control("pause_generation", mode=pause)
+    try:
+        if config.weights == "disk":
+            _through_directory(engine, weights, version, config, path, flush)
+        else:
+            _through_memory(engine, weights, version, config, device, flush)
+    except BaseException:
+        # The caller serves nothing until a whole set has come; what waits for an answer must get one.
+        with contextlib.suppress(RlcoreError):
+            engine.control("abort_request", abort_all=True)
+            engine.control("continue_generation")
+        raise
+    engine.control("continue_generation")
+
+
+def _through_memory(
+    engine: Control, weights: Iterator[tuple[str, Tensor]], version: int, config: SGLangConfig, device: str, flush: bool
+) -> None:
+    engine.control("begin_weight_update", selector="all")
+    try:
+        with _SharedFile(config.weights_directory) if device == "cpu" else _DeviceMemory(device) as memory:
+            for entries in pieces(weights, config.bucket_mb * 2**20, memory):
+                _update(engine, memory.payloads(entries, engine.num_ranks), flush_cache=False)
+            nothing = memory.payloads([], engine.num_ranks)
+            _update(engine, nothing, flush_cache=flush, weight_version=str(version))
+    except BaseException:
+        with contextlib.suppress(RlcoreError):  # the first error is the one to tell
+            engine.control("end_weight_update")
+        raise
+    engine.control("end_weight_update")
+
+
+def _update(engine: Control, payloads: list[bytes], **fields: Any) -> None:
+    engine.control("update_weights_from_tensor", serialized_named_tensors=payloads, load_format=LOADER, **fields)
+
+
+def _through_directory(
+    engine: Control, weights: Iterator[tuple[str, Tensor]], version: int, config: SGLangConfig, path: str, flush: bool
+) -> None:
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory(prefix="rlcore-", dir=config.weights_directory) as directory:
+        shutil.copy(Path(path) / "config.json", directory)
+        with _Memory() as memory:
+            for number, entries in enumerate(pieces(weights, config.bucket_mb * 2**20, memory)):
+                tensors = {name: memory.view(dtype, shape, offset) for name, dtype, shape, offset in entries}
+                save_file(tensors, Path(directory) / f"model-{number:05d}.safetensors")
+        engine.control("update_weights_from_disk", model_path=directory, flush_cache=flush, weight_version=str(version))
+
+
+Entry = tuple[str, str, list[int], int]
+"""(name, dtype, shape, offset in bytes)"""
+
+
+def pieces(weights: Iterator[tuple[str, Tensor]], limit: int, memory: _Memory) -> Iterator[list[Entry]]:
+    """Fill `memory` with weights, at most `limit` bytes at a time; a larger tensor goes alone.
+
+    What a piece describes is there until the next one is asked for. Tensors are copied as they come: they are lent."""
+    entries: list[Entry] = []
+    used = 0
+    for name, tensor in weights:
+        offset = -(-used // _ALIGNMENT) * _ALIGNMENT
+        if entries and offset + tensor.nbytes > limit:
+            yield entries
+            entries, offset = [], 0
+        memory.reserve(offset + tensor.nbytes, limit)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append((name, dtype, list(tensor.shape), offset))
+        memory.view(dtype, list(tensor.shape), offset).copy_(tensor)
+        used = offset + tensor.nbytes
+    if entries:
+        yield entries
+
+
+class _Memory:
+    """Bytes [n] uint8 on the CPU or a device."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
+        self.bytes = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def __enter__(self) -> _Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, num_bytes: int, limit: int) -> None:
+        """Have at least that many bytes, growing by doubling up to `limit`; what is there stays."""
+        if num_bytes > len(self.bytes):
+            self.bytes = self._grown(max(num_bytes, min(limit, 2 * len(self.bytes))))
+
+    def view(self, dtype_name: str, shape: list[int], offset: int) -> Tensor:
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        num_bytes = dtype.itemsize * torch.Size(shape).numel()
+        return self.bytes[offset : offset + num_bytes].view(dtype).view(shape)
+
+    def payloads(self, entries: list[Entry], num_ranks: int) -> list[bytes]:
+        """What each rank of the engine gets: pickled as SGLang expects it, the layout as JSON in place of a name."""
+        raise NotImplementedError
+
+    def _grown(self, num_bytes: int) -> Tensor:
+        grown = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        grown[: len(self.bytes)].copy_(self.bytes)
+        return grown
+
+
+class _SharedFile(_Memory):
+    """A file in shared memory, mapped here and by whoever gets its name."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._directory = directory
+        descriptor, self._path = tempfile.mkstemp(prefix="rlcore-", suffix=".weights", dir=directory)
+        os.close(descriptor)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        os.unlink(self._path)
+
+    def payloads(self, entries: list[Entry], num_ranks: int) -> list[bytes]:
+        layout = {"path": self._path, "num_bytes": len(self.bytes), "entries": entries}
+        return [pickle.dumps([(json.dumps(layout), torch.empty(0, dtype=torch.uint8))])] * num_ranks
+
+    def _grown(self, num_bytes: int) -> Tensor:
+        """Writing to a mapping of a full disk kills the process; so the space is taken first."""
+        with open(self._path, "r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            except OSError as error:
+                raise InfrastructureError(
+                    f"rollout.weights_directory={self._directory} has no room for {num_bytes / 2**20:.0f} MB of weights:"
+                    f" {error.strerror}\nType  rollout.bucket_mb=16   or another  rollout.weights_directory"
+                ) from error
+        return torch.from_file(self._path, shared=True, size=num_bytes, dtype=torch.uint8)
+
+
+class _DeviceMemory(_Memory):
+    """Memory of a GPU, which the schedulers map. Every rank needs a handle of its own: they are counted."""
+
+    def payloads(self, entries: list[Entry], num_ranks: int) -> list[bytes]:
+        torch.cuda.synchronize(self._device)
+        layout = json.dumps({"path": "", "num_bytes": len(self.bytes), "entries": entries})
+        return [bytes(ForkingPickler.dumps([(layout, self.bytes)])) for _ in range(num_ranks)]

@@ -1,0 +1,82 @@
+"""One thread, no network, and one engine for all tests that do not ask for their own.
+
+Without SGLang's kernels, tests/plain_cpu/enable.py must have been run in this environment.
+"""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+from rlcore_sglang import SGLangConfig, SGLangRollout
+
+from rlcore.models.load import copy_tokenizer, load_tokenizer
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.testing.model import small_model as make_small_model
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory):
+    """A Qwen2 with tied embeddings."""
+    return make_small_model(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(small_model, tmp_path_factory):
+    """A random Llama with grouped heads and an output layer of its own."""
+    return tiny_model("llama", small_model, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2(small_model, tmp_path_factory):
+    """A random Qwen2."""
+    return tiny_model("qwen2", small_model, tmp_path_factory.mktemp("qwen2"))
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(small_model, tmp_path_factory):
+    """A random Qwen3: normalised queries and keys, heads of another size than the hidden one asks for."""
+    return tiny_model("qwen3", small_model, tmp_path_factory.mktemp("qwen3"))
+
+
+def tiny_model(family, tokenizer_from, directory):
+    """Random weights, large enough that most likely tokens stand out."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = {"head_dim": 24} if family == "qwen3" else {}
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=len(load_tokenizer(tokenizer_from)),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=1,
+        **options,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    copy_tokenizer(Path(tokenizer_from), directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(small_model):
+    """An engine in a process of its own; version and weights are whatever the last test left."""
+    engine = SGLangRollout(
+        SGLangConfig(max_batch_size=16), model=ModelConfig(path=small_model), context=RolloutContext()
+    )
+    yield engine
+    engine.close()

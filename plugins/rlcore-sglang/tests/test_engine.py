@@ -1,0 +1,312 @@
+"""A real SGLang in a process of its own: it equals the reference engine, takes weights at any time, and dies loudly."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+from rlcore_sglang import SGLangConfig, SGLangRollout
+
+from rlcore.errors import ConfigError, InfrastructureError, ModelError, UserError
+from rlcore.models.load import load_model
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.testing.rollout import request, run, weights
+from rlcore.types import Request, Sampling
+
+TOLERANCE = 5e-3
+"""Of log-probs; see the README."""
+MARGIN = 2 * TOLERANCE
+"""Between the two most likely tokens, in log-probs, from which on equal tokens may be asked for."""
+
+
+def make(model, **options):
+    return SGLangRollout(
+        SGLangConfig(max_batch_size=16, **options), model=ModelConfig(path=model), context=RolloutContext()
+    )
+
+
+def scaled(model, factor):
+    """Every weight multiplied: the same shapes, another distribution."""
+    return [(name, tensor * factor) for name, tensor in weights(model)]
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama):
+    engine = make(tiny_llama)
+    yield engine
+    engine.close()
+
+
+class TestFidelity:
+    """Greedy tokens and log-probs against `hf`, before and after each way of weights."""
+
+    @pytest.mark.parametrize("how", ["as loaded", "memory", "small pieces", "disk"])
+    def test_llama_equals_the_reference_engine(self, llama, tiny_llama, how):
+        compare(llama, tiny_llama, how)
+
+    @pytest.mark.parametrize("family", ["tiny_qwen2", "tiny_qwen3"])
+    def test_qwen_equals_the_reference_engine(self, family, request):
+        model = request.getfixturevalue(family)
+        engine = make(model)
+        try:
+            for how in ("as loaded", "memory", "disk"):
+                compare(engine, model, how)
+        finally:
+            engine.close()
+
+
+def compare(engine, model, how):
+    reference = HFRollout(HFConfig(), model=ModelConfig(path=model), context=RolloutContext())
+    if how != "as loaded":
+        change = {"memory": {}, "small pieces": {"bucket_mb": 1}, "disk": {"weights": "disk"}}[how]
+        with changed(engine, **change):
+            for one in (engine, reference):
+                one.load_weights(iter(scaled(model, 1.1 if how == "disk" else 0.9)), 7)
+    asked = [request(i, num_prompt=2 + 5 * i, temperature=0.0, max_response_tokens=16) for i in range(4)]
+    found, wanted = ({sample.request_id: sample for sample in run(one, asked)} for one in (engine, reference))
+    num_equal = 0
+    for number, sample in found.items():
+        scores = scores_of(reference, asked[number], sample)
+        drawn = scores.gather(1, torch.tensor(list(sample.token_ids))[:, None]).squeeze(1)
+        assert float((drawn - torch.tensor(list(sample.log_probs))).abs().max()) < TOLERANCE
+        best = scores.topk(2, dim=-1).values
+        assert float((best[:, 0] - drawn).max()) < MARGIN, "a token was taken that is not the most likely one"
+        unclear = (best[:, 0] - best[:, 1] < MARGIN).nonzero()
+        same = int(unclear[0]) if len(unclear) else len(sample.token_ids)
+        assert list(sample.token_ids)[:same] == list(wanted[number].token_ids)[:same]
+        assert sample.policy_version == (7 if how != "as loaded" else 0)
+        num_equal += same
+    assert num_equal > 20, "the model is too undecided to compare"
+
+
+@torch.no_grad()
+def scores_of(reference, asked, sample):
+    """[n, V] log-probs of the reference's weights at each token of a response."""
+    ids = torch.tensor([[*asked.prompt_ids, *sample.token_ids]])
+    model = reference._model
+    model.set_attn_implementation("sdpa")
+    return model(ids).logits[0, len(asked.prompt_ids) - 1 : -1].log_softmax(-1)
+
+
+class changed:
+    """Other settings for a while."""
+
+    def __init__(self, engine, **options):
+        self.engine, self.options = engine, options
+
+    def __enter__(self):
+        from dataclasses import replace
+
+        self.before = self.engine._config
+        self.engine._config = replace(self.before, **self.options)
+
+    def __exit__(self, *_):
+        self.engine._config = self.before
+
+
+class TestWeightsMeanwhile:
+    """New weights come while sequences are in flight."""
+
+    @pytest.mark.parametrize("pause", ["retract", "abort", "in_place"])
+    def test_sequences_go_on_under_the_new_weights(self, llama, tiny_llama, pause):
+        llama.load_weights(iter(weights(tiny_llama)), 10)
+        asked = [_long(i, tokens=3 if i == 0 else 120) for i in range(4)]
+        with changed(llama, pause=pause):
+            samples = asyncio.run(asyncio.wait_for(_load_after_first(llama, asked, scaled(tiny_llama, 1.3)), 60))
+
+            later = run(llama, [_long(i, tokens=5) for i in range(4)])
+        for sample in later:  # with the same prompts: nothing of them may have been kept
+            new = _log_probs(tiny_llama, 1.3, asked[sample.request_id], sample)
+            assert float((torch.tensor(list(sample.log_probs)) - new).abs().max()) < TOLERANCE
+
+        assert sorted(samples) == [0, 1, 2, 3]
+        assert samples[0].policy_version == 10
+        for number in (1, 2, 3):
+            sample = samples[number]
+            assert sample.policy_version == 11
+            assert sample.finish_reason == ("stop" if sample.token_ids[-1] == 1 else "length")
+            assert len(sample.token_ids) == 120 or sample.finish_reason == "stop"
+            old, new = (_log_probs(tiny_llama, factor, asked[number], sample) for factor in (1.0, 1.3))
+            found = torch.tensor(list(sample.log_probs))
+            is_old, is_new = (found - old).abs() < TOLERANCE, (found - new).abs() < TOLERANCE
+            switch = int((~is_old).nonzero()[0])
+            assert switch > 0, "nothing was drawn before the new weights came"
+            named = list(sample.token_versions).count(10)
+            assert list(sample.token_versions) == [10] * named + [11] * (len(found) - named)
+            # In place, SGLang names the version when it hands a token out: one was drawn before and named after.
+            assert switch - named in ((0, 1) if pause == "in_place" else (0,))
+            if pause != "in_place":  # else the new tokens attend to keys and values of the old weights
+                assert bool(is_new[switch:].all()), f"token {switch} on must be drawn under the new weights alone"
+
+    def test_a_broken_update_ends_those_who_wait(self, llama, tiny_llama):
+        async def go():
+            stream = llama.generate([_long(0, tokens=2), _long(1, tokens=200)])
+            await anext(stream)
+            with pytest.raises(ModelError, match="weights did not come"):
+                llama.load_weights(iter(weights(tiny_llama)[:-1]), 12)
+            with pytest.raises(InfrastructureError, match="no whole set of weights"):
+                await anext(stream)
+
+        asyncio.run(asyncio.wait_for(go(), 60))
+        llama.load_weights(iter(weights(tiny_llama)), 13)
+        assert {sample.policy_version for sample in run(llama, [request(0)])} == {13}
+
+
+def _long(number, tokens):
+    return Request(
+        request_id=number,
+        prompt_ids=[3 + number, 4, 5],
+        sampling=Sampling(max_response_tokens=tokens),
+        seed=number,
+    )
+
+
+async def _load_after_first(engine, asked, new):
+    stream = engine.generate(asked)
+    samples = [await anext(stream)]
+    engine.load_weights(iter(new), 11)
+    samples += [sample async for sample in stream]
+    return {sample.request_id: sample for sample in samples}
+
+
+@torch.no_grad()
+def _log_probs(path, factor, asked, sample):
+    model = load_model(path).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(factor)
+    ids = torch.tensor([[*asked.prompt_ids, *sample.token_ids]])
+    scores = model(ids).logits[0, len(asked.prompt_ids) - 1 : -1].log_softmax(-1)
+    return scores.gather(1, ids[0, len(asked.prompt_ids) :, None]).squeeze(1)
+
+
+@pytest.fixture(scope="module")
+def ranks(tiny_llama):
+    config, model = SGLangConfig(max_batch_size=16, tensor_parallel=2), ModelConfig(path=tiny_llama)
+    contexts = [RolloutContext(rank=rank, world_size=2) for rank in (0, 1)]
+    ranks = [SGLangRollout(config, model=model, context=context) for context in contexts]
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+class TestTensorParallel:
+    """Two ranks share an engine; here both are objects of one process."""
+
+    @pytest.mark.parametrize("how", ["as loaded", "memory", "disk"])
+    def test_two_ranks_equal_the_reference_engine(self, ranks, tiny_llama, how):
+        compare(ranks[0], tiny_llama, how)
+
+    def test_the_second_rank_takes_its_part_and_yields_nothing(self, ranks, tiny_llama):
+        taken = []
+        ranks[1].load_weights(_watched(weights(tiny_llama), taken), 8)
+        assert taken == [name for name, _ in weights(tiny_llama)], "every rank must walk: gathering may need it"
+        assert run(ranks[1], [request(0), request(1)]) == []
+        with pytest.raises(ModelError, match="weights did not come"):
+            ranks[1].load_weights(iter(weights(tiny_llama)[:-1]), 9)
+
+    def test_the_worker_of_the_second_rank_returns_no_rows(self, tiny_llama):
+        from rlcore.data.batch import Batch
+        from rlcore.protocols.worker import WorkerContext
+        from rlcore.registry import resolve
+        from rlcore.workers.rollout import RolloutWorker
+
+        context = WorkerContext(role="rollout", rank=1, world_size=2, device="cpu", host="here")
+        spec = resolve("rollout", "sglang").spec
+        config = SGLangConfig(tensor_parallel=2)
+        worker = RolloutWorker(context, rollout=spec, rollout_config=config, model=ModelConfig(path=tiny_llama))
+        ones = torch.ones(2, dtype=torch.int64)
+        prompts = Batch.of(
+            lengths=ones, tokens={"input_ids": ones * 4}, rows={"group_id": ones, "seed": ones, "prompt_id": ones}
+        )
+        assert len(worker.generate(prompts, Sampling(max_response_tokens=2), 2)) == 0
+
+
+def _watched(pairs, taken):
+    for name, tensor in pairs:
+        taken.append(name)
+        yield name, tensor
+
+
+def test_a_scheduler_that_is_killed_is_a_dead_engine_with_its_name_and_not_a_dead_process(tiny_llama):
+    engine = make(tiny_llama)
+    scheduler = next(pid for pid in engine._engine.pids if "scheduler" in psutil.Process(pid).name())
+    own = [psutil.Process(pid) for pid in (engine._engine._process.pid, *engine._engine.pids)]
+    killer = threading.Timer(0.5, os.kill, (scheduler, signal.SIGKILL))
+    killer.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(InfrastructureError, match=r"the SGLang engine of rollout rank 0 died \(pid \d+"):
+            _generate_for(engine, 60)
+        assert time.monotonic() - began < 30
+        for action in (lambda: run(engine, [request(0)]), lambda: engine.load_weights(iter(weights(tiny_llama)), 1)):
+            with pytest.raises(InfrastructureError, match="died"):
+                action()
+    finally:
+        killer.join(5)
+        engine.close()
+    assert not [process for process in own if _runs(process)], "an engine must leave nothing behind"
+
+
+def _generate_for(engine, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        run(engine, [_long(i, tokens=240) for i in range(8)])
+
+
+def _runs(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_without_seeds_samples_differ_and_min_p_is_allowed(small_model):
+    engine = make(small_model, deterministic=False)
+    try:
+        asked = [request(0, min_p=0.01, max_response_tokens=8) for _ in range(6)]
+        asked = [
+            Request(request_id=i, prompt_ids=one.prompt_ids, sampling=one.sampling, seed=1)
+            for i, one in enumerate(asked)
+        ]
+        assert len({tuple(sample.token_ids) for sample in run(engine, asked)}) > 1
+    finally:
+        engine.close()
+
+
+def test_min_p_with_seeds_is_refused_before_anything_runs(shared_engine):
+    with pytest.raises(ConfigError, match=r"rollout.deterministic=false"):
+        run(shared_engine, [request(0), request(1, min_p=0.1)])
+    assert len(run(shared_engine, [request(0)])) == 1
+
+
+def test_a_model_that_sglang_does_not_take_is_named_with_another_engine(small_model):
+    with pytest.raises(ModelError) as caught:
+        make(small_model, engine_options={"attention_backend": "fa3"})
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith(f"SGLang cannot serve model.path={small_model}: ")
+    assert second.endswith("rollout=hf")
+
+
+def test_an_interpreter_that_is_none_is_named(small_model):
+    with pytest.raises(UserError, match=r"rollout.python=/nowhere/python: it cannot be started"):
+        make(small_model, python="/nowhere/python")
+
+
+def test_an_environment_without_sglang_is_named_with_the_line_to_type(small_model, tmp_path):
+    """As from a controller whose own environment has no SGLang; here a bare one."""
+    import subprocess
+    import sys
+
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=60)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    with pytest.raises(UserError) as caught:
+        make(small_model, python=python)
+    first, second = str(caught.value).splitlines()
+    assert first == f"rollout.python={python} is an environment without rlcore-sglang"
+    assert second == f'Type  {python} -m pip install "rlcore-sglang[engine]"'

@@ -1,0 +1,248 @@
+"""What needs no engine: settings, requests, responses in parts, pieces of weights, versions."""
+
+import json
+import math
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from rlcore_sglang import SGLangConfig, install, loader
+from rlcore_sglang.install import SGLangMissing, check_installed, wanted_version
+from rlcore_sglang.memory import cache_tokens
+from rlcore_sglang.own import last_error
+from rlcore_sglang.requests import Answer, Response, sampling_params
+from rlcore_sglang.rollout import _mesh
+from rlcore_sglang.weights import _SharedFile, pieces
+
+from rlcore.config.build import build
+from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
+from rlcore.protocols.backend import ModelConfig
+from rlcore.rollouts.checks import Limits
+from rlcore.types import Request, Sampling
+
+LIMITS = Limits(vocab_size=32, context_length=64, end_ids=(1,))
+STOP, LENGTH, ABORT = ({"type": kind} for kind in ("stop", "length", "abort"))
+
+
+def ask(num_prompt=3, **sampling):
+    return Request(
+        request_id=7, prompt_ids=[2 + i % 30 for i in range(num_prompt)], sampling=Sampling(**sampling), seed=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "to_type"),
+    [
+        ({"tensor_parallel": 0}, "rollout.tensor_parallel: expected 1 or more, got 0", "rollout.tensor_parallel=1"),
+        ({"gpu_memory_utilization": 1.0}, "expected a number between 0 and 1", "rollout.gpu_memory_utilization=0.85"),
+        ({"url": "host:30000"}, "rollout.url: expected an address", "rollout.url=http://localhost:30000"),
+        ({"router": "http://host:1"}, "rollout.router: weights and pauses go to each server", "rollout.url="),
+        ({"engine_options": {"dp_size": 2}}, "SGLang refuses new weights", "placement=split"),
+        ({"engine_options": {"tp_size": 2}}, "tp_size has a setting of its own", "rollout.tensor_parallel="),
+        ({"pause": "later"}, "rollout.pause", "retract"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_what_to_type(typed, said, to_type):
+    with pytest.raises(ConfigError) as caught:
+        build(SGLangConfig, typed, "rollout")
+    first, _, second = str(caught.value).partition("\n")
+    assert said in first
+    assert to_type in first + second
+
+
+def test_urls_are_split_and_lose_their_last_slash():
+    assert SGLangConfig(url="http://a:1/, https://b:2").urls == ["http://a:1", "https://b:2"]
+
+
+@pytest.mark.parametrize(("rank", "dp_rank", "returns"), [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, False)])
+def test_neighbouring_ranks_share_an_engine_and_its_first_one_returns(rank, dp_rank, returns):
+    from rlcore.protocols.rollout import RolloutContext
+
+    mesh = _mesh(SGLangConfig(tensor_parallel=2), RolloutContext(rank=rank, world_size=4))
+    assert (mesh.dp_rank, mesh.dp_size, mesh.returns) == (dp_rank, 2, returns)
+
+
+def test_engines_that_do_not_fill_the_pool_are_refused():
+    from rlcore.protocols.rollout import RolloutContext
+
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel=3 does not divide the 4 ranks[\s\S]*\(1, 2, 4 are possible\)"
+    ):
+        _mesh(SGLangConfig(tensor_parallel=3), RolloutContext(rank=0, world_size=4))
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (ask(num_prompt=0), "request 7 has an empty prompt"),
+        (Request(request_id=7, prompt_ids=[32], sampling=Sampling(), seed=0), "token id 32 is not among the 32"),
+        (ask(max_response_tokens=0), "max_response_tokens=0"),
+        (Request(request_id=7, prompt_ids=[2] * 64, sampling=Sampling(), seed=0), "data.max_prompt_tokens=63"),
+    ],
+)
+def test_a_request_that_cannot_run_is_named(request_, said):
+    with pytest.raises(SampleError, match=said):
+        LIMITS.room(request_)
+
+
+def test_a_response_ends_where_the_context_does():
+    assert LIMITS.room(ask(num_prompt=60, max_response_tokens=10)) == 4
+    assert LIMITS.room(ask(num_prompt=60, max_response_tokens=3)) == 3
+
+
+def test_a_request_becomes_sampling_params_of_sglang():
+    asked = ask(temperature=0.5, top_p=0.9, stop=("x",), stop_token_ids=(9,), max_response_tokens=6)
+
+    params = sampling_params(Response(asked, 6), LIMITS, SGLangConfig())
+
+    assert params == {
+        "temperature": 0.5,
+        "top_k": -1,  # rlcore's 0
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "max_new_tokens": 6,
+        "stop_token_ids": [1, 9],
+        "skip_special_tokens": False,
+        "sampling_seed": 5,
+        "stop": ["x"],
+        "no_stop_trim": True,
+    }
+
+
+def test_min_p_with_seeds_is_refused_as_it_would_end_the_engine():
+    response = Response(ask(min_p=0.1), 6)
+    with pytest.raises(ConfigError, match=r"rollout.deterministic=false"):
+        sampling_params(response, LIMITS, SGLangConfig())
+    params = sampling_params(response, LIMITS, SGLangConfig(deterministic=False))
+    assert params["min_p"] == 0.1 and "sampling_seed" not in params
+
+
+def test_an_aborted_beginning_becomes_prompt_and_stays_in_the_sample():
+    response = Response(ask(max_response_tokens=5), 5)
+
+    response.add(Answer([11, 12], [-0.5, -1.0], ABORT, [3, 3]))
+    assert response.prompt_ids == [2, 3, 4, 11, 12]
+    assert sampling_params(response, LIMITS, SGLangConfig())["max_new_tokens"] == 3
+    last = Answer([13], [-2.0], STOP, [4])
+    response.add(last)
+
+    sample = response.sample(last, 4)
+    assert (list(sample.token_ids), list(sample.log_probs)) == ([11, 12, 13], [-0.5, -1.0, -2.0])
+    assert (sample.finish_reason, sample.policy_version, list(sample.token_versions)) == ("stop", 4, [3, 3, 4])
+
+
+def test_a_response_that_was_full_when_it_was_aborted_ends_by_its_length():
+    response, answer = Response(ask(max_response_tokens=1), 1), Answer([11], [-0.5], ABORT, [3])
+    response.add(answer)
+    assert response.sample(answer, 3).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (Answer([4], [math.nan], STOP, [0]), NumericalError, "request 7: .* not finite at position 3"),
+        (Answer([4, 5], [-1.0], STOP, [0, 0]), SampleError, "request 7: SGLang gave 2 tokens, 1 log-probs and 2"),
+        (Answer([], [], ABORT | {"status_code": 400, "message": "too long"}, []), SampleError, "refused it: too long"),
+    ],
+)
+def test_answers_that_are_none_are_errors(answer, error, said):
+    with pytest.raises(error, match=said):
+        Response(ask(), 6).add(answer)
+
+
+def test_every_token_has_the_version_that_drew_it():
+    meta = {
+        "finish_reason": LENGTH,
+        "weight_version": "9",
+        "weight_versions": [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}],
+        "output_token_logprobs": [(-0.5, 11, None), (-1.0, 12, None)],
+    }
+    answer = Answer.read({"output_ids": [11, 12], "meta_info": meta})
+    assert answer == Answer([11, 12], [-0.5, -1.0], LENGTH, [3, 4])
+
+
+class Recorder:
+    """A model that keeps what its loader is given."""
+
+    def __init__(self):
+        self.found = {}
+
+    def load_weights(self, weights):
+        self.found |= {name: tensor.clone() for name, tensor in weights}
+
+
+@pytest.mark.parametrize("limit", [1, 78, 10**6], ids=["each alone", "several pieces", "one piece"])
+def test_pieces_bring_every_tensor_bit_for_bit(tmp_path, limit):
+    torch.manual_seed(0)
+    shapes = {"a": (3, 5), "b": (7,), "c": (2, 2, 2), "d": (1,)}
+    dtypes = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float16, "d": torch.float32}
+    sent = {name: torch.randn(shape).to(dtypes[name]) for name, shape in shapes.items()}
+    model, sizes = Recorder(), []
+
+    with _SharedFile(str(tmp_path)) as memory:
+        for entries in pieces(iter(sent.items()), limit, memory):
+            sizes.append(len(entries))
+            assert all(offset % 16 == 0 for *_, offset in entries)
+            loader.load(model, pickle.loads(memory.payloads(entries, 1)[0]))
+        (layout, _) = pickle.loads(memory.payloads([], 2)[1])[0]
+        loader.load(model, pickle.loads(memory.payloads([], 1)[0]))
+
+    assert json.loads(layout)["entries"] == []
+    # a: 60 bytes at 0; b: 14 at 64, ends at 78; c: 16 at 80, ends at 96; d: 4 at 96, ends at 100
+    assert sizes == {1: [1, 1, 1, 1], 78: [2, 2], 10**6: [4]}[limit]
+    assert model.found.keys() == sent.keys()
+    assert all(torch.equal(model.found[name], tensor) for name, tensor in sent.items())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_find_no_room_are_an_error_and_not_a_crash(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(InfrastructureError, match=r"rollout.bucket_mb=16"), _SharedFile(str(tmp_path)) as memory:
+        list(pieces(iter([("a", torch.ones(4))]), 100, memory))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_and_values_for_not_even_one_sequence_are_refused(small_model):
+    config = SGLangConfig(kv_cache_gb=1e-6)
+    with pytest.raises(ConfigError, match="one sequence needs") as caught:
+        cache_tokens(config, ModelConfig(path=small_model), LIMITS)
+    assert "rollout.max_model_len=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [
+        ({}, "needs SGLang, which is not installed in"),
+        ({"sglang": "0.4.1"}, "is written for sglang.*and sglang 0.4.1 is installed"),
+    ],
+)
+def test_another_version_is_refused_with_the_line_to_type(monkeypatch, installed, said):
+    monkeypatch.setattr(install, "_version", lambda name: installed.get(name, ""))
+    with pytest.raises(SGLangMissing, match=said) as caught:
+        check_installed()
+    assert f'pip install "{wanted_version()}"' in str(caught.value)
+    assert "rollout.python=OTHER_ENVIRONMENT/bin/python" in str(caught.value)
+
+
+def test_a_gpu_without_the_package_of_kernels_is_refused(monkeypatch):
+    monkeypatch.setattr(install, "_version", lambda name: {"sglang": "0.5.21"}.get(name, ""))
+    assert check_installed() == "0.5.21"
+    with pytest.raises(SGLangMissing, match="sglang-kernel is not installed"):
+        check_installed(needs_kernels=True)
+
+
+def test_the_last_exception_in_a_log_is_the_cause():
+    log = "Traceback\nValueError: first\n  File x\nAssertionError: second\nshutting down: done"
+    assert last_error(log, "?") == "AssertionError: second"
+    assert last_error("nothing here", "exit code 1") == "exit code 1"
+
+
+def test_to_choose_the_plugin_imports_neither_sglang_nor_torch():
+    code = "import sys, rlcore_sglang; print([name for name in ('sglang', 'transformers') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
