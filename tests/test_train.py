@@ -192,16 +192,13 @@ def test_a_second_interrupt_abandons_the_step(tmp_path):
     assert marked(mark) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("seconds", [0.0, 2.0])
-def test_a_signal_before_the_first_step_ends_the_run_and_all_that_it_started(tmp_path, number, seconds):
+def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started(tmp_path):
     mark = uuid.uuid4().hex
     process = command(*settings(tmp_path, "runtime=ray", "trackers=[console,jsonl]", steps=100000), mark=mark)
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", -1)
-    time.sleep(seconds)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, output
+    assert process.returncode == 130, output
     assert "ended early: interrupted" in output
     assert "Traceback" not in output
     assert "Stack" not in output
@@ -236,7 +233,7 @@ def test_a_checkpoint_that_stayed_on_another_node_is_not_counted(tmp_path):
 
 
 def _wait_until_gone(mark: str) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 120  # Ray's own agents may take a minute to see that their node is gone
     while marked(mark) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert marked(mark) == []
