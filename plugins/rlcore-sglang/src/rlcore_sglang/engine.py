@@ -74,11 +74,14 @@ class _Service:
         loop.remove_reader(self._connection.fileno())
 
     def _receive(self) -> None:
+        """Take all that is there: requests that come together are read by the model together."""
         try:
-            number, action, fields = self._connection.recv()
+            while self._connection.poll():
+                self._take(*self._connection.recv())
         except (EOFError, OSError):
             self._ended.set()
-            return
+
+    def _take(self, number: int, action: str, fields: dict[str, Any]) -> None:
         if action == "cancel":
             if number in self._tasks:
                 self._tokenizer.abort_request(rid=_name(number))

@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlcore.errors import DeadlineExceeded, InfrastructureError, ModelError, UserError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -246,6 +248,7 @@ def engine_environment(config: SGLangConfig, context: RolloutContext, devices: l
     if devices:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if context.device == "cpu":
+        variables.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         variables.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * config.tensor_parallel))
     return variables

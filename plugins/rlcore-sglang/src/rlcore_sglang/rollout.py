@@ -61,7 +61,8 @@ class SGLangRollout:
             engine.control("flush_cache")
             self._stale = False
         self._num_in_flight += len(asked)
-        pending = {asyncio.create_task(self._respond(engine, response, params)) for response, params in asked}
+        tasks = {asyncio.create_task(self._respond(engine, response, params)) for response, params in asked}
+        pending = set(tasks)
         try:
             while pending:
                 done, pending = await asyncio.wait(
@@ -76,7 +77,7 @@ class SGLangRollout:
         finally:
             for task in pending:
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._num_in_flight -= len(asked)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:

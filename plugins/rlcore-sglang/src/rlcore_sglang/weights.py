@@ -55,7 +55,7 @@ def send(
         pause: how; see SGLangConfig. Keys and values of the old weights are dropped, but not those that sequences which
             are paused in place still use: then all stay.
     """
-    flush = False
+    flush = pause != "in_place"
     engine.control("pause_generation", mode=pause)
     try:
         if config.weights == "disk":
