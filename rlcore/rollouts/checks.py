@@ -55,19 +55,28 @@ class Limits:
 
 def read_limits(path: str, context_length: int = 0) -> Limits:
     """The limits that a model directory states; `context_length` is a lower one that the user asks for."""
-    from transformers import AutoConfig, GenerationConfig
+    text = _text_config(path)
+    own = getattr(text, "max_position_embeddings", None) or context_length or 2048
+    return Limits(
+        vocab_size=int(text.vocab_size), context_length=min(own, context_length or own), end_ids=end_ids(path)
+    )
 
-    text = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
-    configs: list[Any] = [text]
+
+def end_ids(path: str) -> tuple[int, ...]:
+    """End-of-sequence tokens of the generation config, else of the model's."""
+    from transformers import GenerationConfig
+
+    configs: list[Any] = [_text_config(path)]
     if (Path(path) / "generation_config.json").is_file():
         configs.insert(0, GenerationConfig.from_pretrained(path, local_files_only=True))
     found = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), ())
-    own = getattr(text, "max_position_embeddings", None) or context_length or 2048
-    return Limits(
-        vocab_size=int(text.vocab_size),
-        context_length=min(own, context_length or own),
-        end_ids=(found,) if isinstance(found, int) else tuple(found),
-    )
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
+def _text_config(path: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
 
 
 def check_finite(request: Request, log_probs: Sequence[float]) -> None:

@@ -17,11 +17,12 @@ from torch import Tensor
 from rlcore.errors import ConfigError, InfrastructureError, ModelError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
 from rlcore_vllm import host, memory
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
-from rlcore_vllm.requests import Limits, end_ids, sample
+from rlcore_vllm.requests import sample
 
 _CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the cache: the smallest that vLLM's CPU attention takes; a prefix is reused in whole blocks."""

@@ -11,10 +11,10 @@ from rlcore.errors import ConfigError, InfrastructureError
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts.checks import ExpectedWeights, Limits
 from rlcore.types import Mesh, Request, Sample
 from rlcore_vllm.config import VLLMConfig
-from rlcore_vllm.requests import Limits, sampling_options
-from rlcore_vllm.weights import ExpectedWeights
+from rlcore_vllm.requests import sampling_options
 
 
 class Engine(Protocol):

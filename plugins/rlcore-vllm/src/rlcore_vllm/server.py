@@ -19,10 +19,11 @@ from rlcore.errors import ConfigError, InfrastructureError
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.http import acall, call
-from rlcore_vllm.requests import Limits, end_ids, model_facts, sample
+from rlcore_vllm.requests import model_facts, sample
 
 _UNTOUCHED = "default"
 """What vLLM calls the weights that it started with."""
