@@ -224,13 +224,13 @@ def test_a_printed_config_is_a_preset_that_gives_the_same_config(tmp_path, capsy
 
 
 def test_the_config_says_who_gave_what_and_what_is_still_to_give(capsys):
-    assert main(["config", "algorithm=dapo", "trainer.steps=7"]) == 0
+    assert main(["config", "algorithm=grpo_clip_higher", "trainer.steps=7"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert "  path: ???" in lines
     (algorithm,) = [line for line in lines if line.startswith("algorithm:")]
     (trainer,) = [line for line in lines if line.startswith("trainer:")]
-    assert "algorithm=dapo (rlcore); plugin of rlcore " in algorithm
+    assert "algorithm=grpo_clip_higher (rlcore); plugin of rlcore " in algorithm
     assert trainer.endswith("# command line")
 
 

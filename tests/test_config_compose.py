@@ -195,11 +195,11 @@ def test_preset_takes_short_forms_and_interpolations(preset):
 
 
 def test_group_file_wins_over_the_same_plugin_of_a_preset_and_loses_to_settings(preset):
-    composed = compose([f"preset={preset}", "algorithm=dapo", "algorithm.minibatches=2"])
+    composed = compose([f"preset={preset}", "algorithm=grpo_clip_higher", "algorithm.minibatches=2"])
 
     assert composed.config.algorithm.options["clip_high"] == 0.28
     assert composed.config.algorithm.options["minibatches"] == 2
-    assert composed.providers["algorithm"] == f"preset={preset}, algorithm=dapo (rlcore), command line"
+    assert composed.providers["algorithm"] == f"preset={preset}, algorithm=grpo_clip_higher (rlcore), command line"
 
 
 @pytest.mark.parametrize("override", ["algorithm=ppo", "algorithm.name=ppo"])
@@ -307,8 +307,8 @@ def test_placements_say_where_roles_go():
             id="placement",
         ),
         pytest.param(
-            "algorithm=dappo",
-            "no algorithm named 'dappo'. Did you mean 'dapo'?\nPresets: dapo.  Installed algorithm plugins: grpo, ppo.",
+            "algorithm=grpo_clip_hihger",
+            "no algorithm named 'grpo_clip_hihger'. Did you mean 'grpo_clip_higher'?\nPresets: grpo_clip_higher.  Installed algorithm plugins: grpo, ppo.",
             id="preset-of-a-plugin",
         ),
     ],
@@ -358,7 +358,7 @@ def test_packages_give_presets_without_being_imported(site):
     assert composed.config.algorithm == Choice(name="grpo", options={"clip_high": 0.5})
     assert composed.providers["model"] == "preset=tiny (rlcore-extra)"
     assert composed.providers["data"] == "command line"
-    assert presets("algorithm") == {"dapo": ["rlcore"], "fancy": ["rlcore-extra"]}
+    assert presets("algorithm") == {"grpo_clip_higher": ["rlcore"], "fancy": ["rlcore-extra"]}
     assert list(conf_directories()) == ["rlcore", "rlcore-extra", "rlcore-more"]
 
 

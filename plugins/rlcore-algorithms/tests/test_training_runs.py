@@ -82,7 +82,7 @@ def test_a_correction_of_an_engine_that_agrees_changes_almost_nothing(tmp_path):
 
 
 def test_refilled_prompts_are_in_the_ledger_and_a_resumed_run_goes_on_with_the_same_bits(tmp_path):
-    settings = ["dapo@rlcore-algorithms", "algorithm.minibatches=2", "algorithm.refill.rounds=8"]
+    settings = ["dapo", "algorithm.minibatches=2", "algorithm.refill.rounds=8"]
     settings += ["optimizer.schedule=constant"]
     run(tmp_path / "cut", *settings, steps=2)
     state = json.loads(next((tmp_path / "cut" / "r" / "checkpoints").glob("*/trainer.json")).read_text())

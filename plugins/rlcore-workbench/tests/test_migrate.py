@@ -275,7 +275,7 @@ def test_dynamic_sampling_and_the_overlong_buffer_choose_dapo():
 
     found = settings_of(text)
 
-    assert found["algorithm"] == "dapo@rlcore-algorithms"
+    assert found["algorithm"] == "dapo"
     assert (found["algorithm.refill.rounds"], found["algorithm.overlong.tokens"]) == (7, 64)
 
 

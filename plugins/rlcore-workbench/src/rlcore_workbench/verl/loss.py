@@ -10,7 +10,7 @@ from rlcore_workbench.verl.command import Launch
 
 LOSS = ACTOR + "policy_loss.loss_mode"
 GROUPS, OVERLONG = "algorithm.filter_groups.", "reward_model.overlong_buffer."
-DAPO = "dapo@rlcore-algorithms"
+DAPO = "dapo"
 KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 ALGORITHMS: Mapping[str, Sequence[str]] = {
     "grpo": ("grpo",),
