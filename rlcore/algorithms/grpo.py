@@ -6,8 +6,8 @@
 Departures from the paper, each a setting:
 1. `average` is token-mean over the mini-batch (as in DAPO); the paper's own is seq-mean-token-mean.
 2. KL is off by default (`kl.coefficient=0`), and no reference is then held; the paper uses k3 in the loss at 0.04.
-3. `skip_zero_variance_groups` leaves groups whose responses are all alike out of the update; they have no gradient but count
-   in the mean.
+3. `skip_zero_variance_groups` leaves groups whose responses all scored alike out of the update, and out of the mean over
+   tokens. Their policy gradient is zero, but what a KL or entropy term would have taught on them is left out too.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class GRPO(PolicyGradient):
         if self.needs_reference:
             samples |= roles.reference.log_probs(samples)
         reward, group_id = samples.fetch("reward", "group_id")
+        varied = group_variance(reward, group_id) > 0
         if self.kl_in_reward:
             reward = reward - self.kl.coefficient * self._kl(roles, samples)
         samples = self.with_advantages(roles, samples, reward)
-        varied = group_variance(reward, group_id) > 0
         self.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
         if self.config.skip_zero_variance_groups:
             samples = samples.take(np.flatnonzero(varied.numpy()))
