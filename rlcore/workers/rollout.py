@@ -85,12 +85,17 @@ def _requests(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> li
 
 
 async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:
-    by_request = {sample.request_id: sample async for sample in engine.generate(requests)} if requests else {}
-    if not by_request and not engine.mesh.returns:
+    samples = [sample async for sample in engine.generate(requests)] if requests else []
+    if not samples and not engine.mesh.returns:
         return []
-    missing = [request.request_id for request in requests if request.request_id not in by_request]
-    if missing:
-        raise RuntimeError(f"the rollout returned no sample for {len(missing)} of {len(requests)} requests")
+    by_request = {sample.request_id: sample for sample in samples}
+    asked = {request.request_id for request in requests}
+    if by_request.keys() != asked or len(samples) != len(requests):
+        raise RuntimeError(
+            f"{type(engine).__name__} returned {len(samples)} samples for {len(requests)} requests: "
+            f"{len(asked - by_request.keys())} requests without one, {len(samples) - len(by_request)} samples twice, "
+            f"{len(by_request.keys() - asked)} that nobody asked for"
+        )
     return [by_request[request.request_id] for request in requests]
 
 

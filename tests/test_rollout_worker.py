@@ -1,0 +1,48 @@
+"""What the rollout worker accepts from an engine: one sample for each request, whatever the order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rlcore.types import Mesh, Request, Sample, Sampling
+from rlcore.workers.rollout import _drain
+
+
+class Engine:
+    """Answers with samples of these request ids."""
+
+    mesh = Mesh(rank=0, world_size=1, dp_rank=0, dp_size=1)
+
+    def __init__(self, *answers: int) -> None:
+        self.answers = answers
+
+    async def generate(self, requests):
+        for request_id in self.answers:
+            yield Sample(
+                request_id=request_id, token_ids=[7], log_probs=[-1.0], finish_reason="stop", policy_version=3
+            )
+
+
+REQUESTS = [Request(request_id=i, prompt_ids=[1], sampling=Sampling(), seed=i) for i in range(3)]
+
+
+def test_samples_come_back_in_the_order_of_the_requests():
+    samples = asyncio.run(_drain(Engine(2, 0, 1), REQUESTS))
+
+    assert [sample.request_id for sample in samples] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [
+        ((0, 1), "2 samples for 3 requests: 1 requests without one, 0 samples twice, 0 that nobody asked for"),
+        ((0, 1, 2, 1), "4 samples for 3 requests: 0 requests without one, 1 samples twice, 0 that nobody asked for"),
+        ((0, 1, 2, 9), "4 samples for 3 requests: 0 requests without one, 0 samples twice, 1 that nobody asked for"),
+        ((0, 1, 1), "3 samples for 3 requests: 1 requests without one, 1 samples twice, 0 that nobody asked for"),
+    ],
+)
+def test_a_sample_too_few_or_too_many_is_an_error_of_the_engine(answers, fault):
+    with pytest.raises(RuntimeError, match=f"Engine returned {fault}"):
+        asyncio.run(_drain(Engine(*answers), REQUESTS))
