@@ -60,9 +60,8 @@ def step(run: Run) -> dict[str, float]:
     metrics |= _of_plugins(run, metrics)
     run.log(number, metrics)
     run.hooks.step_end(run=run, step=number, metrics=metrics)
-    _warn_of_mismatch(run, metrics.get("actor/rollout_logprob_gap", 0.0))
+    _compare_log_probs(run, metrics.get("actor/rollout_logprob_gap", 0.0))
     _stop_when_nothing_is_learned(run, metrics)
-    _stop_on_gap(run, metrics)
     if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
         save(run)
     return metrics
@@ -145,17 +144,24 @@ def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float
     }
 
 
-def _warn_of_mismatch(run: Run, gap: float) -> None:
-    """Once in a run: the engine does not sample from the policy that is trained."""
-    limit = run.config.trainer.warn_logprob_gap
-    if gap > limit and not run.warned_of_gap:
+def _compare_log_probs(run: Run, gap: float) -> None:
+    """An engine that computes something else than the trainer samples from another policy: warn once, then stop."""
+    warn, most = run.config.trainer.warn_logprob_gap, run.config.trainer.max_logprob_gap
+    if most and not gap <= most:
+        raise NumericalError(
+            f"the log-probs of rollout and trainer differ by {gap:.3g} on average, more than"
+            f" trainer.max_logprob_gap={most:g}\n"
+            "Give both the same model.precision and the newest weights, or allow more:"
+            f"  trainer.max_logprob_gap={2 * gap:.2g}"
+        )
+    if gap > warn and not run.warned_of_gap:
         run.warned_of_gap = True
         logger.warning(
             "step %d: the engine's log-probs are %.3g nats off the trainer's on average, above trainer.warn_logprob_gap=%g;"
             " compare precision and sampling settings of both, or weigh tokens with an off-policy correction",
             run.counters.step,
             gap,
-            limit,
+            warn,
         )
 
 
@@ -180,15 +186,3 @@ def _stop_when_nothing_is_learned(run: Run, metrics: dict[str, float]) -> None:
         f"{count} steps in a row had a loss or gradient that is not finite.\n"
         f"The samples of the last one are listed in {path}; try a lower optimizer.lr."
     )
-
-
-def _stop_on_gap(run: Run, metrics: dict[str, float]) -> None:
-    """An engine that computes something else than the trainer samples from another policy."""
-    limit, gap = run.config.trainer.max_logprob_gap, metrics.get("actor/rollout_logprob_gap", 0.0)
-    if limit and not gap <= limit:
-        raise NumericalError(
-            f"the log-probs of rollout and trainer differ by {gap:.3g} on average, more than"
-            f" trainer.max_logprob_gap={limit:g}\n"
-            "Give both the same model.precision and the newest weights, or allow more:"
-            f"  trainer.max_logprob_gap={2 * gap:.2g}"
-        )
