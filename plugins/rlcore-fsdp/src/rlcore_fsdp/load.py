@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,7 @@ class Conversion:
         """Parameters from their parts (key, pattern, how to read it); `name` is the first of them."""
         pattern = parts[0][1]
         rule = next(rule for rule in self._converters if pattern in rule.source_patterns)
-        fresh = rule.copy(
-            list(rule._original_source_patterns), list(rule._original_target_patterns), operations=rule.operations
-        )
+        fresh = deepcopy(rule)
         for key, part_pattern, read in parts:
             fresh.add_tensor(name, key, part_pattern, read)
         made = fresh.convert(name, model=self._model, config=self._model.config)
