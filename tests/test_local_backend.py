@@ -506,8 +506,8 @@ def test_transformers_opens_a_saved_model_and_computes_the_same(name, paths, tmp
 
     backend.save(tmp_path)
 
-    own = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert own.config._attn_implementation == "sdpa" or name == "gemma2"
+    attention = "eager" if name == "gemma2" else "sdpa"  # sdpa leaves out gemma2's soft cap in some versions
+    own = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
     expected = torch.cat([log_probs_of(own, ids) for ids in samples])[batch["loss_mask"]]
     found = backend.forward(batch, temperature=1.0).log_probs[batch["loss_mask"]]
     torch.testing.assert_close(found.double(), expected, atol=3e-5, rtol=1e-5)
