@@ -30,6 +30,27 @@ class DiesInStep(LocalBackend):
         return super().step()
 
 
+class WritesLater(LocalBackend):
+    """Saves in the background; `written.txt` says how many optimiser steps it had taken when the writing ended."""
+
+    def save_async(self, directory: Path):
+        aside = directory / "aside"
+        aside.mkdir()
+        self.save(aside)
+        return Later(self, directory, aside)
+
+
+class Later:
+    def __init__(self, backend, directory, aside):
+        self.backend, self.directory, self.aside = backend, directory, aside
+
+    def finish(self):
+        for path in self.aside.iterdir():
+            path.rename(self.directory / path.name)
+        self.aside.rmdir()
+        (self.directory / "written.txt").write_text(str(self.backend._num_steps))
+
+
 class AlwaysNaN(LocalBackend):
     """Its gradient is never finite."""
 
@@ -43,9 +64,9 @@ class OnAnotherNode(PolicyWorker):
     """What it saves lies where the controller does not look."""
 
     @dispatch("all")
-    def save(self, directory: str) -> None:
+    def save(self, directory: str, wait: bool = True) -> bool:
         (Path(directory) / "elsewhere" / self.context.role).mkdir(parents=True)
-        self.save_to(Path(directory) / "elsewhere" / self.context.role)
+        return self.save_to(Path(directory) / "elsewhere" / self.context.role, wait)
 
     @dispatch("all")
     def saved(self, directory: str) -> dict[str, int]:

@@ -397,7 +397,12 @@ def checkpoint(directory, step, keep_last=9, text="weights", **state):
         (path / "actor").mkdir()
         (path / "actor" / "model.bin").write_text(text)
 
-    return Checkpoints(directory, keep_last).write(step, {"step": step, **state}, save_roles)
+    return write(Checkpoints(directory, keep_last), step, save_roles, **state)
+
+
+def write(checkpoints, step, save_roles, **state):
+    checkpoints.begin(step, {"step": step, **state}, save_roles)
+    return checkpoints.complete(lambda path: None).path
 
 
 def test_a_run_resumes_from_its_last_complete_checkpoint(plan_of, tmp_path, caplog):
@@ -492,7 +497,7 @@ def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
     with pytest.raises(
         RunError, match=r"step 6 could not be written: .*No space left(.|\n)*last good one is .*step_000005"
     ):
-        Checkpoints(tmp_path, 2).write(6, {"step": 6}, full)
+        write(Checkpoints(tmp_path, 2), 6, full)
 
     assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
     assert read_checkpoint(tmp_path / "step_000005").state == {"step": 5}
@@ -506,7 +511,7 @@ def test_what_is_no_matter_of_the_disk_is_not_called_one(tmp_path, error):
         raise error
 
     with pytest.raises(type(error)) as raised:
-        Checkpoints(tmp_path, 2).write(6, {"step": 6}, fail)
+        write(Checkpoints(tmp_path, 2), 6, fail)
 
     assert raised.value is error
     assert error.__notes__ == [

@@ -20,9 +20,7 @@ class Engine:
 
     async def generate(self, requests):
         for request_id in self.answers:
-            yield Sample(
-                request_id=request_id, token_ids=[7], log_probs=[-1.0], finish_reason="stop", policy_version=3
-            )
+            yield Sample(request_id=request_id, token_ids=[7], log_probs=[-1.0], finish_reason="stop", policy_version=3)
 
 
 REQUESTS = [Request(request_id=i, prompt_ids=[1], sampling=Sampling(), seed=i) for i in range(3)]

@@ -106,6 +106,35 @@ def test_resume_goes_on_with_the_same_bits(tmp_path):
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, background):
+    later = [
+        f"backend={FAULTS}:WritesLater",
+        "algorithm.minibatches=1",
+        "algorithm.skip_zero_variance_groups=false",
+        "checkpoint.every_steps=2",
+        "checkpoint.keep_last=9",
+    ]
+    train(settings(tmp_path, *later, f"checkpoint.background={background}", steps=7), dry_run=False)
+    found = sorted((tmp_path / "r" / "checkpoints").glob("step_*"))
+    assert [path.name for path in found] == ["step_000002", "step_000004", "step_000006", "step_000007"]
+    written = [path / "actor" / "written.txt" for path in found]
+    if background:
+        assert [path.read_text() for path in written] == ["3", "5", "7", "7"]
+    else:
+        assert not any(path.exists() for path in written)
+
+
+def test_an_error_of_the_next_step_does_not_cost_the_checkpoint_that_is_being_written(tmp_path):
+    later = [f"backend={FAULTS}:WritesLater", "checkpoint.every_steps=3"]
+    train(settings(tmp_path / "whole", *later, steps=7), dry_run=False)
+    with pytest.raises(RuntimeError, match="fourth step"):
+        train(settings(tmp_path / "cut", *later, f"plugins.hooks=['{FAULTS}:raises']", steps=7), dry_run=False)
+    assert [path.name for path in (tmp_path / "cut" / "r" / "checkpoints").iterdir()] == ["step_000003"]
+    train(settings(tmp_path / "cut", *later, steps=7), dry_run=False)
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+
+
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
     more = ["checkpoint.every_steps=2", "algorithm.minibatches=1", f"backend={FAULTS}:{fault}"]

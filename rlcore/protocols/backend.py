@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from rlcore.types import LossFunction, Mesh, Metrics, TokenOutputs
 
@@ -142,3 +142,18 @@ class Backend(Protocol):
 
     def reload(self) -> None:
         """Come back to the device. May be called twice."""
+
+
+class Saving(Protocol):
+    """A checkpoint on its way to the disk: the state of the moment of the call, whatever is trained since."""
+
+    def finish(self) -> None:
+        """Wait until it is written, in the thread that calls the backend. Every rank is called."""
+
+
+@runtime_checkable
+class SavesInBackground(Protocol):
+    """What a backend may offer besides `save`."""
+
+    def save_async(self, directory: Path) -> Saving:
+        """As `save`, but return as soon as training may go on."""

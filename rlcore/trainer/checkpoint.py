@@ -15,7 +15,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -41,23 +42,30 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep_last: int) -> None:
         self.directory = directory
+        self.writing: int | None = None
+        """Step of the checkpoint that has begun and is not complete."""
         self._keep_last = keep_last
 
-    def write(self, step: int, state: Mapping[str, Any], save_roles: Callable[[Path], None]) -> Path:
-        """Write a checkpoint; until the last rename the earlier ones are untouched.
+    def begin(self, step: int, state: Mapping[str, Any], save_roles: Callable[[Path], None]) -> None:
+        """Begin a checkpoint beside the earlier ones; `complete` makes it one of them.
 
         Raises:
             RunError: the disk did not take it; says which checkpoint is still good, as a note of any other error does.
         """
-        from safetensors import SafetensorError  # what a full disk is when a tensor is written
-
-        final = self.directory / f"{_PREFIX}{step:06d}"
-        temporary = self.directory / f".{final.name}.writing"
-        try:
+        with self._or_nothing(step) as temporary:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             save_roles(temporary)
             _write_json(temporary / "trainer.json", state)
+        self.writing = step
+
+    def complete(self, finish_roles: Callable[[Path], None]) -> Checkpoint:
+        """Wait for what `begin` began; until the last rename the earlier ones are untouched. Raises what `begin` does."""
+        assert self.writing is not None, "no checkpoint has begun"
+        step, self.writing = self.writing, None
+        final = self.directory / f"{_PREFIX}{step:06d}"
+        with self._or_nothing(step) as temporary:
+            finish_roles(temporary)
             sizes = {
                 str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()
             }
@@ -67,6 +75,17 @@ class Checkpoints:
             shutil.rmtree(final, ignore_errors=True)
             temporary.rename(final)
             _flush(self.directory)
+        self._forget_before(step)
+        return read_checkpoint(final)
+
+    @contextmanager
+    def _or_nothing(self, step: int) -> Iterator[Path]:
+        """The directory to write in; after an error it is gone, and the error says what is still good."""
+        from safetensors import SafetensorError  # what a full disk is when a tensor is written
+
+        temporary = self.directory / f".{_PREFIX}{step:06d}.writing"
+        try:
+            yield temporary
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             last = self.latest()
@@ -76,8 +95,6 @@ class Checkpoints:
                 raise RunError(f"{what}: {error}\n{good}; free space there and resume.") from error
             error.add_note(f"{what}. {good}.")
             raise
-        self._forget_before(step)
-        return final
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are passed over with a warning."""

@@ -30,8 +30,10 @@ def train(run: Run) -> None:
         while run.counters.step < run.config.trainer.steps and not run.signals.asked:
             step(run)
         save(run)
+        complete(run)
     except BaseException as raised:
         error = raised
+        _complete_after(run, raised)
         raise
     finally:
         run.signals.in_steps = False
@@ -62,27 +64,55 @@ def step(run: Run) -> dict[str, float]:
     run.hooks.step_end(run=run, step=number, metrics=metrics)
     _compare_log_probs(run, metrics.get("actor/rollout_logprob_gap", 0.0))
     _stop_when_nothing_is_learned(run, metrics)
+    complete(run)
     if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
         save(run)
     return metrics
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint of the present step, unless it is there already."""
+    """Write a checkpoint of the present step, unless it is there already, or begin to."""
+    complete(run)
     latest = run.checkpoints.latest()
     if latest is not None and latest.step == run.counters.step:
         return
     run.phase("checkpoint")
+    still_writing: list[bool] = []
 
     def save_roles(directory: Path) -> None:
         for group in run.roles.trained():
-            group.save(str(directory))
+            still_writing.extend(group.save(str(directory), not run.config.checkpoint.background))
+
+    run.checkpoints.begin(run.counters.step, run.state(), save_roles)
+    run.runtime.traffic.take()  # no part of the next step
+    if not any(still_writing):
+        complete(run)
+
+
+def complete(run: Run) -> None:
+    """Wait for the checkpoint that is being written, if there is one."""
+    if run.checkpoints.writing is None:
+        return
+
+    def finish_roles(directory: Path) -> None:
+        for group in run.roles.trained():
+            group.finish_save()
             for seen in group.saved(str(directory)):
                 _check_arrived(directory / group.role, seen)
 
-    path = run.checkpoints.write(run.counters.step, run.state(), save_roles)
-    run.runtime.traffic.take()  # no part of the next step
-    run.hooks.checkpoint_saved(run=run, step=run.counters.step, path=path)
+    checkpoint = run.checkpoints.complete(finish_roles)
+    run.runtime.traffic.take()
+    run.hooks.checkpoint_saved(run=run, step=checkpoint.step, path=checkpoint.path)
+
+
+def _complete_after(run: Run, error: BaseException) -> None:
+    """An error of a later step is no reason to lose a checkpoint, unless the hosts that write it may be gone."""
+    if not isinstance(error, Exception) or isinstance(error, InfrastructureError):
+        return
+    try:
+        complete(run)
+    except RunError as second:
+        error.add_note(f"besides: {second}")
 
 
 def _check_arrived(directory: Path, seen: Mapping[str, int]) -> None:

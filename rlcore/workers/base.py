@@ -36,11 +36,18 @@ class Worker:
         return function(batch, **options)
 
     @dispatch("all")
-    def save(self, directory: str) -> None:
-        """Write what an exact resume needs under directory/role, each rank its share."""
+    def save(self, directory: str, wait: bool = True) -> bool:
+        """Write what an exact resume needs under directory/role, each rank its share.
+
+        Without `wait` it may return True, while it still writes; `finish_save` waits for that.
+        """
         target = Path(directory) / self.context.role
         target.mkdir(parents=True, exist_ok=True)
-        self.save_to(target)
+        return self.save_to(target, wait)
+
+    @dispatch("all")
+    def finish_save(self) -> None:
+        """Wait for a `save` that still writes."""
 
     @dispatch("all")
     def saved(self, directory: str) -> dict[str, int]:
@@ -53,8 +60,9 @@ class Worker:
         """The inverse of `save`."""
         self.load_from(Path(directory) / self.context.role)
 
-    def save_to(self, directory: Path) -> None:
+    def save_to(self, directory: Path, wait: bool) -> bool:
         """Most workers have nothing to save."""
+        return False
 
     def load_from(self, directory: Path) -> None:
         """The inverse of `save_to`."""

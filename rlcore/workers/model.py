@@ -12,7 +12,14 @@ from torch import Tensor
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.models.load import copy_tokenizer, load_tokenizer
-from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
+from rlcore.protocols.backend import (
+    Backend,
+    BackendContext,
+    ModelConfig,
+    OptimizerConfig,
+    SavesInBackground,
+    Saving,
+)
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
 from rlcore.types import Counts, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
@@ -63,6 +70,7 @@ class ModelWorker(Worker):
             ),
         )
         self.mesh = self.backend.mesh
+        self._saving: Saving | None = None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters, streamed; called by the host when weights travel."""
@@ -83,11 +91,23 @@ class ModelWorker(Worker):
         """Come back to the device."""
         self.backend.reload()
 
-    def save_to(self, directory: Path) -> None:
-        if self.trained:
+    def save_to(self, directory: Path, wait: bool) -> bool:
+        if not self.trained:
+            return False
+        if self.context.rank == 0:
+            copy_tokenizer(Path(self.options.model.path), directory)
+        if wait or not isinstance(self.backend, SavesInBackground):
             self.backend.save(directory)
-            if self.context.rank == 0:
-                copy_tokenizer(Path(self.options.model.path), directory)
+            return False
+        self._saving = self.backend.save_async(directory)
+        return True
+
+    @dispatch("all")
+    def finish_save(self) -> None:
+        """Wait for a `save` that still writes."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.finish()
 
     def load_from(self, directory: Path) -> None:
         if self.trained:

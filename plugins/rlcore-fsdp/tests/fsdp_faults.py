@@ -18,8 +18,26 @@ class DiesInStep(FSDPBackend):
 class DiesWhileSaving(FSDPBackend):
     """Rank 1 is killed when the second checkpoint is half written."""
 
-    def save(self, directory):
-        earlier = len(list(directory.parent.parent.glob("step_*")))
-        if earlier == 1 and self.mesh.rank == 1 and not os.environ.get("RLCORE_TEST_RESUMED"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().save(directory)
+    def save_async(self, directory):
+        _die_at_the_second(directory, self.mesh.rank)
+        return super().save_async(directory)
+
+
+class DiesWhileTrainingOn(FSDPBackend):
+    """Rank 1 is killed when the second checkpoint is written and not yet complete, after a further step."""
+
+    def save_async(self, directory):
+        saving = super().save_async(directory)
+
+        class Dying:
+            def finish(_):
+                _die_at_the_second(directory, self.mesh.rank)
+                saving.finish()
+
+        return Dying()
+
+
+def _die_at_the_second(directory, rank):
+    earlier = len(list(directory.parent.parent.glob("step_*")))
+    if earlier == 1 and rank == 1 and not os.environ.get("RLCORE_TEST_RESUMED"):
+        os.kill(os.getpid(), signal.SIGKILL)

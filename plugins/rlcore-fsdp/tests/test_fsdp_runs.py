@@ -107,7 +107,7 @@ def command(arguments, **env):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
+@pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving", "DiesWhileTrainingOn"])
 def test_a_killed_rank_is_named_and_the_run_goes_on_exactly(fault, tmp_path):
     every = ["checkpoint.every_steps=2", "algorithm.minibatches=1", *TWO, f"backend={FAULTS}:{fault}"]
     whole = command(settings(tmp_path / "whole", *every, steps=5), RLCORE_TEST_RESUMED="1")
