@@ -90,10 +90,15 @@ def check_finite(request: Request, log_probs: Sequence[float]) -> None:
 
 
 class ExpectedWeights:
-    """Names and shapes of the parameters of a model directory; tied ones count once, whichever name comes."""
+    """Names and shapes of the parameters of a model directory; tied ones count once, whichever name comes.
+
+    What comes out has the names and pieces of the directory's files, which engines know: transformers holds the experts of
+    a mixture as one parameter, files and engines have each expert's matrices by themselves.
+    """
 
     def __init__(self, path: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.conversion_mapping import get_model_conversion_mapping
 
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
@@ -101,9 +106,10 @@ class ExpectedWeights:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self._identity = {name: id(parameter) for name, parameter in parameters.items()}
+        self._model = model if get_model_conversion_mapping(model, add_legacy=False) else None
 
     def checked(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
-        """The same weights, one after the other.
+        """The same weights, one after the other, as the files have them.
 
         Raises:
             ModelError: one is unknown or has another shape, or at the end some are missing.
@@ -114,9 +120,17 @@ class ExpectedWeights:
                 here = self._shapes.get(name, "unknown")
                 raise _unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
             missing.pop(self._identity[name], None)
-            yield name, tensor.detach()
+            yield from self._as_stored(name, tensor.detach())
         if missing:
             raise _unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
+
+    def _as_stored(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        if self._model is None:
+            yield name, tensor
+        else:
+            yield from revert_weight_conversion(self._model, {name: tensor}).items()
 
 
 def _unfit(version: int, reason: str) -> ModelError:
