@@ -29,6 +29,8 @@ def save_tiny(family, directory, tokenizer, seed=0):
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
+    if family == "Qwen3Moe":
+        options |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     config = getattr(transformers, f"{family}Config")(**options)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

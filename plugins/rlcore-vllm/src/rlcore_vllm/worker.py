@@ -123,6 +123,8 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
     def finish_weight_update(self) -> None:
         """Every layer computes with its new memory."""
         finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _pack_experts(self.model)
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -132,6 +134,14 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
     """The CPU kernels of vLLM repack weights once and forget the originals, so that new ones would have no effect on
     tied layers; torch's own product reads them as they are."""
     layer.cpu_linear = torch.nn.functional.linear
+
+
+def _pack_experts(model: Any) -> None:
+    """vLLM packs the experts for its CPU kernel when they are first loaded, and forgets it when new ones come."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _register() -> None:
