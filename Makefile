@@ -67,6 +67,7 @@ $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	.venv-$*/bin/python $(INSTALL) "$(TORCH)"
 	.venv-$*/bin/python $(INSTALL) --no-deps --requirement $<
 	.venv-$*/bin/python $(INSTALL) --no-deps --editable . --editable plugins/rlcore-$*
+	@test ! -f plugins/rlcore-$*/tests/plain_cpu/enable.py || .venv-$*/bin/python plugins/rlcore-$*/tests/plain_cpu/enable.py
 	@touch $@
 
 clean:
