@@ -23,6 +23,7 @@ from rlcore.trainer.describe import describe
 from rlcore.trainer.export import find_checkpoint
 from rlcore.trainer.launch import held_out
 from rlcore.trainer.memory import ModelSize, activation_bytes, frozen_bytes, human, rollout_bytes, trained_bytes
+from rlcore.testing import FakeRollout
 from rlcore.trainer.plan import make_loader, make_plan, place
 
 
@@ -374,7 +375,7 @@ SIZE = ModelSize(num_parameters=1000, num_layers=4, hidden_size=10, num_kv_value
         # one layer, and the inputs of four: 5 × (340 + 4 · 10 · 2)
         (activation_bytes(SIZE, max_tokens=5, half=True, checkpointing=True), 2100),
         # parameters, gradients, two moments: 4 × 4 bytes
-        (trained_bytes(SIZE, max_tokens=5, half=True, checkpointing=False), 16000 + 6800),
+        (trained_bytes(SIZE), 16000),
         # weights, and 3 sequences × 7 tokens × 4 layers × 6 numbers
         (rollout_bytes(SIZE, num_sequences=3, max_tokens=7, half=False), 4000 + 504 * 4),
         (rollout_bytes(SIZE, num_sequences=3, max_tokens=7, half=True), 2000 + 504 * 2),
@@ -560,13 +561,93 @@ def test_a_tokenizer_that_is_larger_than_its_model_is_refused(plan_of, assets, t
 def test_a_plan_warns_when_its_roles_together_are_too_large(plan_of, monkeypatch):
     plan = plan_of(pools=pools(main=1))
     size = ModelSize.read(Path(plan.config.model.path))
-    actor = trained_bytes(size, max_tokens=plan.config.model.max_tokens_per_device, half=False, checkpointing=False)
-    need = actor + rollout_bytes(size, num_sequences=12, max_tokens=48, half=False)
+    need = estimate_of_actor(plan.config) + rollout_bytes(size, num_sequences=12, max_tokens=48, half=False)
 
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need)
     assert not [text for text in describe(plan) if text.startswith("warning")]
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need - 1)
     assert f"{human(need)} for the CPU pools" in line(plan, "warning")
+
+
+PPO_WITH_REFERENCE = {"name": "ppo", "kl": {"coefficient": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "placement", "expected"),
+    [
+        ("auto", "cuda", {}, ("actor", "critic", "reference")),
+        ("auto", "cpu", {}, ()),
+        ("always", "cpu", {}, ("actor", "critic", "reference")),
+        ("never", "cuda", {}, ()),
+        ("auto", "cuda", {"rollout": "other"}, ()),
+        ("auto", "cuda", {"rollout": "other", "reference": "other"}, ("reference",)),
+    ],
+)
+def test_who_takes_turns_with_the_rollout(plan_of, monkeypatch, setting, device, placement, expected):
+    monkeypatch.setattr("rlcore.trainer.turns.resolve_device", lambda asked: device)
+    settings = {"algorithm": PPO_WITH_REFERENCE, "pools": pools(main=1, other=1), "placement": placement}
+
+    assert plan_of(take_turns=setting, **settings).turns == expected
+
+
+class Stays(FakeRollout):
+    takes_turns = None
+
+
+def test_turns_that_cannot_be_are_refused_when_asked_for(plan_of):
+    with pytest.raises(ConfigError) as error:
+        plan_of(take_turns="always", pools=pools(main=1, other=1), placement={"rollout": "other"})
+    assert str(error.value) == (
+        "take_turns=always, and no model is trained or held in the rollout's pool 'other'\n"
+        "Type  placement=colocated   or leave take_turns out"
+    )
+    with pytest.raises(ConfigError, match=r"rollout=.*Stays does not say .*\nType  take_turns=never"):
+        plan_of(take_turns="always", rollout={"name": f"{__name__}:Stays"})
+    with pytest.raises(ConfigError, match="take_turns"):
+        plan_of(take_turns="sometimes")
+
+
+def test_turns_on_cpus_must_fit_together(plan_of, monkeypatch):
+    plan = plan_of(take_turns="always")
+    need = estimate_of_actor(plan.config) + rollout_bytes(
+        ModelSize.read(Path(plan.config.model.path)), num_sequences=12, max_tokens=48, half=False
+    )
+
+    monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need)
+    assert line(plan, "turns").startswith("turns actor leave pool 'main' while rollout generates")
+    monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need - 1)
+    with pytest.raises(CapacityError, match=r"frees nothing, and together needs \(actor .* \+ rollout .*\) = "):
+        describe(plan)
+
+
+def test_turns_on_gpus_need_the_larger_turn_and_room_in_the_host(plan_of, monkeypatch):
+    for module in ("turns", "describe"):
+        monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
+    plan = plan_of(algorithm=PPO_WITH_REFERENCE)
+    size = ModelSize.read(Path(plan.config.model.path))
+    training = 2 * estimate_of_actor(plan.config) + frozen_bytes(size)
+    parked = 2 * 12 * size.num_parameters + 4 * size.num_parameters  # gradients are not kept
+    has = {"device": training, "machine": parked}
+    monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: has["device"])
+    monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: has["machine"])
+
+    assert not [text for text in describe(plan) if text.startswith("warning")]
+    has["device"] -= 1
+    with pytest.raises(CapacityError) as error:
+        describe(plan)
+    actor, frozen = human(estimate_of_actor(plan.config)), human(frozen_bytes(size))
+    assert str(error.value).startswith(
+        f"the roles of pool 'main' cannot take turns: training needs (actor {actor} + critic {actor} + reference {frozen})"
+        f" = {human(training)}, and there are {human(training - 1)}\nLower model.max_tokens_per_device"
+    )
+    has.update(device=training, machine=parked - 1)
+    with pytest.raises(CapacityError, match=r"in host memory, while rollout generates, needs .* and there are"):
+        describe(plan)
+
+
+def estimate_of_actor(config):
+    size, tokens = ModelSize.read(Path(config.model.path)), config.model.max_tokens_per_device
+    return trained_bytes(size) + activation_bytes(size, max_tokens=tokens, half=False, checkpointing=False)
 
 
 @pytest.mark.parametrize(("setting", "sequences"), [({"max_batch_size": 5}, 5), ({"max_batch_tokens": 100}, 2)])

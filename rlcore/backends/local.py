@@ -160,6 +160,11 @@ class LocalBackend:
         for file in (*source.glob("*config.json"), *source.glob("*.safetensors*")):
             shutil.copyfile(file, target / file.name)
 
+    @staticmethod
+    def takes_turns(config: LocalConfig) -> bool:
+        """It can leave the device."""
+        return True
+
     def offload(self) -> None:
         self._move("cpu")
 
@@ -248,6 +253,8 @@ class LocalBackend:
         for state in self._optimizer.state.values() if self._optimizer is not None else ():
             for key, tensor in state.items():
                 state[key] = tensor.to(device)
+        if device == "cpu":
+            torch.cuda.empty_cache()
 
 
 def _spread(values: Tensor, where: Tensor, like: Tensor) -> Tensor:

@@ -197,5 +197,8 @@ class Config:
     algorithm: Choice = Choice(name="grpo")
     transfer: str = "auto"
     """auto: inprocess where actor and rollout share a pool, else object_store."""
+    take_turns: Literal["auto", "always", "never"] = "auto"
+    """Models in the rollout's pool leave its devices while it generates, and it leaves while they train. auto: on GPUs,
+    where backend and rollout can."""
     trackers: tuple[Choice, ...] = (Choice(name="console"), Choice(name="jsonl"))
     plugins: PluginsConfig = PluginsConfig()

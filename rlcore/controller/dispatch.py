@@ -35,13 +35,16 @@ class BoundMethod(Generic[P, R]):
 
 
 class DispatchedMethod(Generic[P, R]):
-    """A worker method with its dispatch mode and the columns that it reads."""
+    """A worker method with its dispatch mode, the columns that it reads, and whether it computes on the device."""
 
-    def __init__(self, function: Callable[..., R], mode: str, reads: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, function: Callable[..., R], mode: str, reads: tuple[str, ...] | None, on_device: bool = True
+    ) -> None:
         functools.update_wrapper(cast(Any, self), function)
         self.function = function
         self.mode = mode
         self.reads = reads
+        self.on_device = on_device
 
     @overload
     def __get__(self, instance: None, owner: type) -> DispatchedMethod[P, R]: ...
@@ -52,13 +55,14 @@ class DispatchedMethod(Generic[P, R]):
 
 
 def dispatch(
-    mode: str, *, reads: Sequence[str] | None = None
+    mode: str, *, reads: Sequence[str] | None = None, on_device: bool = True
 ) -> Callable[[Callable[Concatenate[Any, P], R]], DispatchedMethod[P, R]]:
     """Mark a worker method: groups call it with this dispatch mode.
 
     Args:
         mode: a name of the registry kind `dispatch`: all, rank_zero, scatter, dp, dp_metrics, direct, or a plugin's.
         reads: columns that travel to the method; None sends all.
+        on_device: whether it needs what the worker has on its device; False: it may be called while the device is lent.
 
     Example:
         >>> class Echo(Worker):
@@ -66,7 +70,8 @@ def dispatch(
         ...     def echo(self, batch: Batch) -> Batch:
         ...         return batch
     """
-    return lambda function: DispatchedMethod(function, mode, None if reads is None else tuple(reads))
+    columns = None if reads is None else tuple(reads)
+    return lambda function: DispatchedMethod(function, mode, columns, on_device)
 
 
 class All:

@@ -11,7 +11,7 @@ worker; a method that is not dispatched is an AttributeError before anything is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from rlcore.controller.dispatch import DispatchedMethod
@@ -36,6 +36,7 @@ class GroupMethod:
         self._mode: Dispatch = resolve("dispatch", method.mode).object()
         self._signature = inspect.signature(method.function)
         self._reads = method.reads
+        self._on_device = method.on_device
         self.__doc__ = method.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,6 +47,8 @@ class GroupMethod:
         if "rank" not in kwargs:
             self._signature.bind(None, *args, **kwargs)
         group = self._group
+        if self._on_device and group.before_call is not None:
+            group.before_call(group)
         ready = Call(
             tuple(self._depart(value) for value in args),
             {name: self._depart(value) for name, value in kwargs.items()},
@@ -101,6 +104,8 @@ class Group:
         self.pool = pool
         self.reads = reads
         """Columns that travel to a method, where the run knows better than the method's own mark."""
+        self.before_call: Callable[[Group], None] | None = None
+        """Told of each call that needs the device, before anything is sent."""
         self.meshes: list[Mesh] = []
 
     @property

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rlcore.controller.ref import BatchRef, Store
@@ -109,6 +110,10 @@ class Host:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
+    def memory(self) -> Reply:
+        """Bytes in use: on the device, whoever has them; without one, by this process."""
+        return self._guarded("memory", lambda: _used_bytes(self.info.device))
+
     def stack(self) -> str:
         """What every thread of this process is doing now."""
         with tempfile.TemporaryFile("w+") as file:
@@ -178,6 +183,15 @@ class Host:
         except Exception as error:
             where = f"{what}, rank {self.info.rank} of pool '{self.info.pool}' on {self.node}, pid {os.getpid()}"
             return Reply(None, time.perf_counter() - start, Failure(_portable(error), traceback.format_exc(), where))
+
+
+def _used_bytes(device: str) -> int:
+    if device == "cpu":
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 def _portable(error: Exception) -> Exception:

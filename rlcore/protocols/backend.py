@@ -91,6 +91,10 @@ def _at_least(config: Any, **lowest: float) -> None:
 class Backend(Protocol):
     """One rank of one model. A class attribute `Config` (dataclass) holds the backend's own settings.
 
+    A static method `takes_turns(config) -> bool` says that `offload` frees the device under these settings; without it the
+    model stays there for the whole run. Another, `model_bytes(config, num_parameters, *, world_size, trained) -> int`,
+    says what parameters, gradients and optimiser take of one device; without it each device holds the whole model.
+
     When `world_size > 1` the host has initialised `torch.distributed` before the backend is made; the backend may make
     sub-groups. Collective calls are allowed in every method but `offload`, as every rank gets every call.
     """
@@ -123,7 +127,9 @@ class Backend(Protocol):
         A gradient that is not finite: change nothing, return `skipped` = Mean(1)."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its Hugging Face name, streamed; never a second whole copy. All ranks are called."""
+        """Every parameter under its Hugging Face name, streamed; never a second whole copy. All ranks are called.
+
+        Asked while the model is offloaded, too: from where it is, one at a time."""
 
     def save(self, directory: Path) -> None:
         """Write model and optimiser into an existing empty directory, each rank its share. Safetensors, no pickles."""

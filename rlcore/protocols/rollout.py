@@ -27,7 +27,11 @@ class RolloutContext:
 
 
 class Rollout(Protocol):
-    """An inference engine. A class attribute `Config` (dataclass) holds its own settings."""
+    """An inference engine. A class attribute `Config` (dataclass) holds its own settings.
+
+    A static method `takes_turns(config) -> bool` says that `sleep` frees the device under these settings; without it the
+    engine keeps its device for the whole run.
+    """
 
     Config: type
 
@@ -46,7 +50,8 @@ class Rollout(Protocol):
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights, or raise and say what is missing or unknown; the next Sample reports `version`.
 
-        Caches of old weights are dropped. The tensors are only borrowed: copy what you keep."""
+        Caches of old weights are dropped. The tensors are only borrowed: copy what you keep. They may lie on another
+        device than yours."""
 
     def sleep(self) -> None:
         """Free the device for training. May be called twice."""

@@ -106,6 +106,11 @@ class HFRollout:
         self._num_loads += 1
         self._version, self._broken = version, None
 
+    @staticmethod
+    def takes_turns(config: HFConfig) -> bool:
+        """It can leave the device."""
+        return True
+
     def sleep(self) -> None:
         """Move the weights off the device. Keys and values live no longer than a call of `generate`."""
         self._asleep = True

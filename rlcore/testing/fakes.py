@@ -105,6 +105,11 @@ class FakeRollout:
             raise ModelError(f"{len(missing)} weights did not come, the first is '{next(iter(missing))}'\nSend all.")
         self.version, self._unusable = version, ""
 
+    @staticmethod
+    def takes_turns(config: FakeConfig) -> bool:
+        """It has nothing on a device."""
+        return True
+
     def sleep(self) -> None:
         self._unusable = self._unusable or "it sleeps"
 

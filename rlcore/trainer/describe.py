@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from rlcore.config.schema import Config
 from rlcore.controller.runtime import resolve_device
 from rlcore.data.batch import even_sizes
+from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
 from rlcore.trainer.memory import (
     ModelSize,
+    activation_bytes,
     device_bytes,
     frozen_bytes,
     human,
@@ -21,7 +23,11 @@ from rlcore.trainer.plan import TRAINED, Plan
 
 
 def describe(plan: Plan) -> list[str]:
-    """The plan, line by line."""
+    """The plan, line by line.
+
+    Raises:
+        CapacityError: roles are to take turns on devices where they do not fit.
+    """
     config = plan.config
     size = ModelSize.read(check_directory(config.model.path))
     lines = [
@@ -74,14 +80,61 @@ def _memory(plan: Plan) -> list[str]:
     """One line for each role, pool and estimate per device; and what does not fit this machine."""
     config = plan.config
     lines = []
-    sums = dict.fromkeys(config.pools, 0)
+    needs: dict[str, int] = {}
     for role, pool in plan.placement.items():
         place = config.pools[pool]
-        estimate = _estimate(plan, role, ModelSize.read(check_directory(plan.models[role])), place.num_devices)
-        sums[pool] += estimate
+        needs[role] = _estimate(plan, role)
         where = f"{pool} ({place.nodes} × {place.devices_per_node} {place.device})"
-        lines.append(f"role       {role:<10} pool {where:<22} {human(estimate) if estimate else '-':>9} per device")
+        lines.append(
+            f"role       {role:<10} pool {where:<22} {human(needs[role]) if needs[role] else '-':>9} per device"
+        )
+    lines += _turns(plan, needs)
+    sums = {pool: sum(needs[role] for role, its in plan.placement.items() if its == pool) for pool in config.pools}
+    if plan.turns:
+        del sums[plan.placement["rollout"]]  # refused above where it does not fit
     return [*lines, *_too_much(config, {pool: need for pool, need in sums.items() if need})]
+
+
+def _turns(plan: Plan, needs: Mapping[str, int]) -> list[str]:
+    """Who takes turns.
+
+    Raises:
+        CapacityError: a turn does not fit a device, or what leaves it not the host; with the arithmetic.
+    """
+    if not plan.turns:
+        return []
+    pool = plan.placement["rollout"]
+    place = plan.config.pools[pool]
+    here = {role: need for role, need in needs.items() if plan.placement[role] == pool and need}
+    lines = [
+        f"turns      {' + '.join(plan.turns)} leave pool '{pool}' while rollout generates, and it while they train"
+    ]
+    if plan.config.runtime.address:
+        return lines
+    if resolve_device(place.device) == "cpu":  # nothing leaves: the device is the host
+        _check_fits(
+            pool, "taking turns on CPUs frees nothing, and together", here, place.devices_per_node, machine_bytes()
+        )
+        return lines
+    training = {role: need for role, need in here.items() if role != "rollout"}
+    generating = {role: need for role, need in here.items() if role not in plan.turns}
+    _check_fits(pool, "training", training, 1, device_bytes())
+    _check_fits(pool, "generating", generating, 1, device_bytes())
+    parked = {role: _parked(plan, role) for role in plan.turns}
+    _check_fits(pool, "in host memory, while rollout generates,", parked, place.devices_per_node, machine_bytes())
+    return lines
+
+
+def _check_fits(pool: str, turn: str, needs: Mapping[str, int], times: int, has: int) -> None:
+    need = times * sum(needs.values())
+    if need > has:
+        sum_of = " + ".join(f"{role} {human(bytes_)}" for role, bytes_ in needs.items())
+        raise CapacityError(
+            f"the roles of pool '{pool}' cannot take turns: {turn} needs {f'{times} × ' if times > 1 else ''}({sum_of}) ="
+            f" {human(need)}, and there are {human(has)}\n"
+            "Lower model.max_tokens_per_device, trainer.prompts_per_step or sampling.max_response_tokens, use more devices,"
+            " or type  placement=split"
+        )
 
 
 def _too_much(config: Config, sums: Mapping[str, int]) -> list[str]:
@@ -100,22 +153,38 @@ def _too_much(config: Config, sums: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _estimate(plan: Plan, role: str, size: ModelSize, num_devices: int) -> int:
-    config = plan.config
+def _estimate(plan: Plan, role: str) -> int:
+    """Bytes of one device."""
+    config, size = plan.config, ModelSize.read(check_directory(plan.models[role]))
     half = config.model.precision == "bfloat16"
-    if role in TRAINED:
-        return trained_bytes(
-            size,
-            max_tokens=config.model.max_tokens_per_device,
-            half=half,
-            checkpointing=config.model.gradient_checkpointing,
-        )
+    if role == "reward":
+        return 0
     if role == "rollout":
+        num_devices = config.pools[plan.placement[role]].num_devices
         prompts = even_sizes(config.trainer.prompts_per_step, num_devices)[0]  # the largest share
         sequences = prompts * config.sampling.samples_per_prompt
         tokens = config.data.max_prompt_tokens + config.sampling.max_response_tokens
         at_once = getattr(plan.rollout.config, "max_batch_size", sequences)
         at_once = min(at_once, max(1, getattr(plan.rollout.config, "max_batch_tokens", sequences * tokens) // tokens))
         sequences = min(sequences, at_once)
-        return rollout_bytes(size, num_sequences=sequences, max_tokens=tokens, half=half)
-    return frozen_bytes(size) if role != "reward" else 0
+        whole = rollout_bytes(size, num_sequences=sequences, max_tokens=tokens, half=half)
+        return whole // int(getattr(plan.rollout.config, "tensor_parallel", 1))
+    if role not in TRAINED:
+        return _model_bytes(plan, role)
+    tokens, checkpointing = config.model.max_tokens_per_device, config.model.gradient_checkpointing
+    return _model_bytes(plan, role) + activation_bytes(size, max_tokens=tokens, half=half, checkpointing=checkpointing)
+
+
+def _model_bytes(plan: Plan, role: str) -> int:
+    """Parameters, gradients and optimiser of a role on one device, as the backend says."""
+    size, trained = ModelSize.read(check_directory(plan.models[role])), role in TRAINED
+    own = getattr(plan.backend.resolved.object, "model_bytes", None)
+    if own is None:
+        return trained_bytes(size) if trained else frozen_bytes(size)
+    world_size = plan.config.pools[plan.placement[role]].num_devices
+    return int(own(plan.backend.config, size.num_parameters, world_size=world_size, trained=trained))
+
+
+def _parked(plan: Plan, role: str) -> int:
+    """What a role keeps in host memory while others have its device: gradients are gone by then."""
+    return _model_bytes(plan, role) * 3 // 4 if role in TRAINED else _model_bytes(plan, role)

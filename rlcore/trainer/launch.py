@@ -85,13 +85,22 @@ def start_roles(
     placement = {role: pool for role, pool in plan.placement.items() if role in names}
     pools = {name: pool for name, pool in config.pools.items() if name in placement.values()}
     runtime.start(pools, {name: _environment(hooks, config, placement, name) for name in pools})
-    return Roles(
-        {role: _spawn(plan, runtime, role) for role in plan.workers if role in names},
+    turns = [role for role in plan.turns if role in names and "rollout" in names]
+    groups: dict[str, Any] = {}
+    for role in sorted(placement, key=lambda role: bool(turns) and role == "rollout"):
+        groups[role] = _spawn(plan, runtime, role)
+        if role in turns:
+            groups[role].offload()  # the engine takes what is free when it is made
+    roles = Roles(
+        groups,
         sampling=sampling(config),
         samples_per_prompt=config.sampling.samples_per_prompt,
         reward=config.reward,
         on_scored=on_scored,
     )
+    if turns:
+        roles.take_turns([groups[role] for role in turns])
+    return roles
 
 
 def sampling(config: Config) -> Sampling:

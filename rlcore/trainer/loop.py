@@ -49,8 +49,9 @@ def step(run: Run) -> dict[str, float]:
     prompts = run.next_prompts(run.config.trainer.prompts_per_step)
     experience = run.algorithm.collect(run.roles, prompts)
     run.loader.finish(run.positions)
-    metrics = values(run.algorithm.update(run.roles, experience) | run.roles.take_metrics())
+    learned = run.algorithm.update(run.roles, experience)
     run.roles.sync(version=number)
+    metrics = values(learned | run.roles.take_metrics())
     run.loader.consume(run.positions)
     run.counters.step = number
     run.log_samples(number)

@@ -59,11 +59,9 @@ class ModelSize:
         )
 
 
-def trained_bytes(size: ModelSize, *, max_tokens: int, half: bool, checkpointing: bool) -> int:
-    """Parameters, gradients, two moments, and one micro-batch of activations."""
-    return size.num_parameters * 4 * _FLOAT32 + activation_bytes(
-        size, max_tokens=max_tokens, half=half, checkpointing=checkpointing
-    )
+def trained_bytes(size: ModelSize) -> int:
+    """Parameters, gradients and two moments."""
+    return size.num_parameters * 4 * _FLOAT32
 
 
 def frozen_bytes(size: ModelSize) -> int:

@@ -26,6 +26,7 @@ from rlcore.rewards.signature import check_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
 from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, load_prompts
+from rlcore.trainer.turns import turn_takers
 from rlcore.types import STANDARD_COLUMNS
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class Plan:
     prompts: Prompts
     eval_prompts: Prompts | None
     resume: Checkpoint | None
+    turns: tuple[str, ...] = ()
+    """Roles that take turns with the rollout on the same devices."""
 
     @property
     def versions(self) -> dict[str, str]:
@@ -100,11 +103,13 @@ def make_plan(config: Config, directory: Path) -> Plan:
         )
     if config.transfer != "auto":
         resolve("transfer", config.transfer)
+    backend, rollout = choose("backend", config.backend), choose("rollout", config.rollout)
+    engines = {kind: (it.resolved.object, it.config) for kind, it in {"backend": backend, "rollout": rollout}.items()}
     return Plan(
         config=config,
         directory=directory,
-        backend=choose("backend", config.backend),
-        rollout=choose("rollout", config.rollout),
+        backend=backend,
+        rollout=rollout,
         algorithm=algorithm,
         trackers=tuple(choose("tracker", choice, section="trackers") for choice in config.trackers),
         rewards=rewards,
@@ -115,6 +120,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
         prompts=prompts,
         eval_prompts=eval_prompts,
         resume=_find_checkpoint(config, directory, workers, make_loader(config, prompts)),
+        turns=turn_takers(config, placement, workers, engines),
     )
 
 

@@ -16,6 +16,7 @@ from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
 from rlcore.protocols.transfer import Transfer
 from rlcore.rewards.pipeline import Settled, settle
+from rlcore.trainer.turns import Turns
 from rlcore.types import Mean, Metrics, Sampling
 from rlcore.workers.reward import PART_PREFIX, outcomes
 
@@ -53,6 +54,7 @@ class Roles:
         self.transfer: Transfer | None = None
         self.issue: Callable[[int], Batch] | None = None
         """Takes further prompts from the data."""
+        self.turns: Turns | None = None
         self._num_samples = self._num_tokens = 0
         self._reward_config = reward
         self._on_scored = on_scored
@@ -122,8 +124,14 @@ class Roles:
             )
         return settled
 
+    def take_turns(self, others: Sequence[Group]) -> None:
+        """From now on these groups and the rollout share devices by turns; the others have left them."""
+        self.turns = Turns(self.groups["rollout"], others, lambda name, value: self._note(name, value, 1.0))
+
     def sync(self, version: int) -> None:
         """Bring the actor's weights to the rollout as `version`, where there is one."""
+        if self.turns is not None:
+            self.turns.take(self.groups["rollout"])
         if self.transfer is not None:
             self.transfer.send(version)
 

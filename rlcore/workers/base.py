@@ -30,7 +30,7 @@ class Worker:
         """Into how many shares the rows of a batch are split."""
         return self.mesh.dp_size
 
-    @dispatch("dp")
+    @dispatch("dp", on_device=False)
     def apply(self, /, function: Callable[..., Batch], batch: Batch, **options: Any) -> Batch:
         """Run a pure function of a module on the rows where they lie; it returns new columns for the same rows."""
         return function(batch, **options)
@@ -49,7 +49,7 @@ class Worker:
     def finish_save(self) -> None:
         """Wait for a `save` that still writes."""
 
-    @dispatch("all")
+    @dispatch("all", on_device=False)
     def saved(self, directory: str) -> dict[str, int]:
         """Names and sizes of what this rank's node sees in directory/role, asked when all ranks have saved."""
         target = Path(directory) / self.context.role

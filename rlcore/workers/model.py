@@ -76,17 +76,17 @@ class ModelWorker(Worker):
         """The parameters, streamed; called by the host when weights travel."""
         return self.backend.weights()
 
-    @dispatch("dp")
+    @dispatch("dp", on_device=False)
     def demonstrations(self, prompts: Batch, columns: Sequence[str], max_tokens: int) -> Batch:
         """Samples from texts of the data, one for each of these columns."""
         return demonstrate(prompts, columns, load_tokenizer(self.options.model.path), max_tokens)
 
-    @dispatch("all")
+    @dispatch("all", on_device=False)
     def offload(self) -> None:
         """Free the device."""
         self.backend.offload()
 
-    @dispatch("all")
+    @dispatch("all", on_device=False)
     def reload(self) -> None:
         """Come back to the device."""
         self.backend.reload()

@@ -58,12 +58,12 @@ class RolloutWorker(Worker):
         """Replace the engine's weights; called by the host when weights travel."""
         self.engine.load_weights(weights, version)
 
-    @dispatch("all")
+    @dispatch("all", on_device=False)
     def sleep(self) -> None:
         """Free the device for training."""
         self.engine.sleep()
 
-    @dispatch("all")
+    @dispatch("all", on_device=False)
     def wake(self) -> None:
         """Be ready to generate."""
         self.engine.wake()

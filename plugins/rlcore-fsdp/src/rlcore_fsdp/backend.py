@@ -160,6 +160,17 @@ class FSDPBackend:
         """A Hugging Face model; of adapters the merged model, and themselves in `adapter/` as peft reads them."""
         checkpoint.export(source, target)
 
+    @staticmethod
+    def takes_turns(config: FSDPConfig) -> bool:
+        """It can leave the device, unless it lives in host memory anyway."""
+        return not config.cpu_offload
+
+    @staticmethod
+    def model_bytes(config: FSDPConfig, num_parameters: int, *, world_size: int, trained: bool) -> int:
+        """A shard of float32 parameters; gradients and two moments of what is trained, adapters not counted."""
+        whole = trained and not config.lora_rank
+        return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * (16 if whole else 4)
+
     def offload(self) -> None:
         self._move("cpu")
 

@@ -97,6 +97,11 @@ class SGLangRollout:
             raise
         self._version, self._broken = version, None
 
+    @staticmethod
+    def takes_turns(config: SGLangConfig) -> bool:
+        """An engine of its own can leave the device; a server has others."""
+        return not config.url
+
     def sleep(self) -> None:
         """Free the device. On a CPU there is nothing to free, and a server keeps its own."""
         if not self._asleep:

@@ -69,6 +69,11 @@ class VLLMRollout:
             raise
         self._broken = None
 
+    @staticmethod
+    def takes_turns(config: VLLMConfig) -> bool:
+        """An engine of its own can leave the device; a server has others."""
+        return not config.url
+
     def sleep(self) -> None:
         """Free the device."""
         if not self._asleep:

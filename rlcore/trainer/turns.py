@@ -1,0 +1,101 @@
+"""Taking turns: roles in the rollout's pool leave its devices while it generates, and it leaves them while they train.
+
+Whoever is called has the devices. Those that leave have left before those that come begin, so both are never there at
+once; weights travel while the engine is awake, from where the trained role has put them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rlcore.config.schema import Config
+from rlcore.controller.group import Group
+from rlcore.controller.runtime import resolve_device
+from rlcore.errors import ConfigError
+from rlcore.registry import Resolved
+
+_GIB = 2**30
+
+
+class Turns:
+    """Who has the devices of one pool. Made when the others have left and the engine is awake."""
+
+    def __init__(self, rollout: Group, others: Sequence[Group], note: Callable[[str, float], None]) -> None:
+        self._rollout, self._others, self._note = rollout, others, note
+        self._generating = True
+        for group in (rollout, *others):
+            group.before_call = self.take
+
+    def take(self, group: Group) -> None:
+        """Give the devices to this group's side, if the other has them.
+
+        Notes `memory_gb/…`: what is in use on the fullest device before and after.
+        """
+        generates = group is self._rollout
+        if generates == self._generating:
+            return
+        name = "to_rollout" if generates else "to_training"
+        self._note(f"memory_gb/before_{name}", self._used_gib())
+        if generates:
+            for other in self._others:
+                other.offload()
+            self._rollout.wake()
+        else:
+            self._rollout.sleep()
+            for other in self._others:
+                other.reload()
+        self._generating = generates
+        self._note(f"memory_gb/after_{name}", self._used_gib())
+
+    def _used_gib(self) -> float:
+        runtime, pool = self._rollout.runtime, self._rollout.pool
+        handles = [runtime.submit(pool, rank, "memory") for rank in range(runtime.pool_size(pool))]
+        replies = runtime.wait(handles, f"memory of pool '{pool}'", runtime.config.call_timeout_s)
+        return float(max(reply.value for reply in replies)) / _GIB
+
+
+def turn_takers(
+    config: Config,
+    placement: Mapping[str, str],
+    workers: Mapping[str, Resolved],
+    plugins: Mapping[str, tuple[type, object]],
+) -> tuple[str, ...]:
+    """The roles that take turns with the rollout; none where nobody does.
+
+    Args:
+        plugins: "backend" and "rollout", each with its class and its settings.
+
+    Raises:
+        ConfigError: take_turns=always, and it cannot be.
+    """
+    pool = placement.get("rollout")
+    roles = tuple(
+        role
+        for role, worker in workers.items()
+        if role != "rollout" and placement[role] == pool and hasattr(worker.object, "offload")
+    )
+    unable = [kind for kind, (plugin, own) in plugins.items() if not _able(plugin, own)]
+    if config.take_turns == "always":
+        _check_able(config, pool, roles, unable)
+        return roles
+    on_cpu = pool is None or resolve_device(config.pools[pool].device) == "cpu"
+    return () if config.take_turns == "never" or on_cpu or unable else roles
+
+
+def _able(plugin: type, own: object) -> bool:
+    declared = getattr(plugin, "takes_turns", None)
+    return declared is not None and bool(declared(own))
+
+
+def _check_able(config: Config, pool: str | None, roles: Sequence[str], unable: Sequence[str]) -> None:
+    if not roles:
+        raise ConfigError(
+            f"take_turns=always, and no model is trained or held in the rollout's pool '{pool}'\n"
+            "Type  placement=colocated   or leave take_turns out"
+        )
+    if unable:
+        chosen = {"backend": config.backend.name, "rollout": config.rollout.name}[unable[0]]
+        raise ConfigError(
+            f"take_turns=always, and {unable[0]}={chosen} does not say that it can leave its device (takes_turns)\n"
+            f"Type  take_turns=never   or choose another {unable[0]}"
+        )

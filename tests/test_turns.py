@@ -1,0 +1,158 @@
+"""Rollout and trained models take turns on their devices: who leaves before whom, and that a run is the same by turns."""
+
+import pytest
+
+from rlcore.backends.local import LocalBackend, LocalConfig
+from rlcore.cli.train import run as train
+from rlcore.controller.dispatch import dispatch
+from rlcore.controller.group import spawn
+from rlcore.controller.pool import PoolConfig
+from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
+from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.trainer.turns import Turns
+from rlcore.workers.base import Worker
+from tests.test_train import metrics, settings
+
+LOG = []
+
+
+class Model(Worker):
+    """Says what it was told; two of them share a pool with an engine."""
+
+    @dispatch("all", on_device=False)
+    def offload(self):
+        LOG.append(f"{self.context.role} leaves")
+
+    @dispatch("all", on_device=False)
+    def reload(self):
+        LOG.append(f"{self.context.role} comes")
+
+    @dispatch("all")
+    def learn(self):
+        LOG.append(f"{self.context.role} learns")
+
+    @dispatch("all", on_device=False)
+    def look(self):
+        LOG.append(f"{self.context.role} looks")
+
+
+class Engine(Worker):
+    @dispatch("all", on_device=False)
+    def sleep(self):
+        LOG.append("rollout sleeps")
+
+    @dispatch("all", on_device=False)
+    def wake(self):
+        LOG.append("rollout wakes")
+
+    @dispatch("all")
+    def generate(self):
+        LOG.append("rollout generates")
+
+
+@pytest.fixture
+def groups():
+    LOG.clear()
+    runtime = LocalRuntime(RuntimeConfig(name="local"))
+    runtime.start({"main": PoolConfig(device="cpu")}, {})
+    yield [
+        spawn(worker, runtime, role=role, pool="main")
+        for role, worker in (("actor", Model), ("critic", Model), ("rollout", Engine))
+    ]
+    runtime.shutdown()
+
+
+def test_those_that_leave_have_left_before_others_come(groups):
+    actor, critic, rollout = groups
+    noted = []
+    Turns(rollout, [actor, critic], lambda name, value: noted.append((name, value > 0)))
+
+    rollout.generate()
+    actor.look()  # needs no device
+    critic.learn()
+    actor.learn()
+    rollout.generate()
+    rollout.generate()
+
+    assert LOG == [
+        "rollout generates", "actor looks",
+        "rollout sleeps", "actor comes", "critic comes", "critic learns", "actor learns",
+        "actor leaves", "critic leaves", "rollout wakes", "rollout generates", "rollout generates",
+    ]  # fmt: skip
+    names = ["before_to_training", "after_to_training", "before_to_rollout", "after_to_rollout"]
+    assert noted == [(f"memory_gb/{name}", True) for name in names]
+
+
+def test_a_hand_over_that_fails_leaves_nobody_the_devices(groups, monkeypatch):
+    actor, critic, rollout = groups
+    Turns(rollout, [actor, critic], lambda name, value: None)
+
+    def fail(self):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(Model.__dict__["reload"], "function", fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no room"):
+            actor.learn()
+    assert LOG == ["rollout sleeps", "rollout sleeps"], "it must try again, and never call a model that has not come"
+
+
+class Away(LocalBackend):
+    """A model that cannot compute while it is away."""
+
+    def __init__(self, config: LocalConfig, **options):
+        super().__init__(config, **options)
+        self.is_here = True
+
+    def offload(self):
+        self.is_here = False
+
+    def reload(self):
+        self.is_here = True
+
+    def forward(self, *args, **options):
+        assert self.is_here
+        return super().forward(*args, **options)
+
+    def forward_backward(self, *args, **options):
+        assert self.is_here
+        return super().forward_backward(*args, **options)
+
+    def save(self, directory):
+        assert self.is_here
+        super().save(directory)
+
+    def load(self, directory):
+        assert self.is_here
+        super().load(directory)
+
+    def weights(self):
+        assert not self.is_here, "weights travel while the engine has the device"
+        return super().weights()
+
+
+class Sleepy(HFRollout):
+    """An engine that takes weights only when it is awake."""
+
+    def __init__(self, config: HFConfig, **options):
+        super().__init__(config, **options)
+
+    def load_weights(self, weights, version):
+        self._check_ready()
+        super().load_weights(weights, version)
+
+
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_a_run_by_turns_has_the_bits_of_one_without(tmp_path, runtime):
+    more = ["algorithm=ppo", "algorithm.kl.coefficient=0.1", "checkpoint.every_steps=1", "eval.every_steps=2"]
+    strict = [f"backend={__name__}:Away", f"rollout={__name__}:Sleepy", "take_turns=always", f"runtime={runtime}"]
+    train(settings(tmp_path / "plain", *more, steps=2), dry_run=False)
+    train(settings(tmp_path / "turns", *more, *strict, steps=2), dry_run=False)
+    train(settings(tmp_path / "turns", *more, *strict, steps=3), dry_run=False)  # resumes
+    train(settings(tmp_path / "plain", *more, steps=3), dry_run=False)
+
+    plain, turns = metrics(tmp_path / "plain"), metrics(tmp_path / "turns")
+    seen = [{name for name in step if name.startswith("memory_gb/")} for step in turns]
+    whole = {f"memory_gb/{when}_to_{whom}" for when in ("before", "after") for whom in ("rollout", "training")}
+    assert seen == [set(), whole, whole, whole]
+    assert [{k: v for k, v in step.items() if not k.startswith("memory_gb/")} for step in turns] == plain
