@@ -18,12 +18,12 @@ from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.controller.pool import PoolConfig, check_capacity
 from rlcore.errors import CapacityError, ConfigError, HostDied, ModelError, RunError, UserError
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.testing import FakeRollout
 from rlcore.trainer.checkpoint import Checkpoints, damage, read_checkpoint
 from rlcore.trainer.describe import describe
 from rlcore.trainer.export import find_checkpoint
 from rlcore.trainer.launch import held_out
 from rlcore.trainer.memory import ModelSize, activation_bytes, frozen_bytes, human, rollout_bytes, trained_bytes
-from rlcore.testing import FakeRollout
 from rlcore.trainer.plan import make_loader, make_plan, place
 
 

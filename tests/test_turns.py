@@ -97,18 +97,26 @@ def test_a_hand_over_that_fails_leaves_nobody_the_devices(groups, monkeypatch):
     assert LOG == ["rollout sleeps", "rollout sleeps"], "it must try again, and never call a model that has not come"
 
 
+HERE = set()
+"""Models of this process that are on the device."""
+
+
 class Away(LocalBackend):
     """A model that cannot compute while it is away."""
 
     def __init__(self, config: LocalConfig, **options):
         super().__init__(config, **options)
-        self.is_here = True
+        HERE.add(id(self))
+
+    @property
+    def is_here(self):
+        return id(self) in HERE
 
     def offload(self):
-        self.is_here = False
+        HERE.discard(id(self))
 
     def reload(self):
-        self.is_here = True
+        HERE.add(id(self))
 
     def forward(self, *args, **options):
         assert self.is_here
@@ -132,10 +140,15 @@ class Away(LocalBackend):
 
 
 class Sleepy(HFRollout):
-    """An engine that takes weights only when it is awake."""
+    """An engine that is made, generates and takes weights only while no model is on the device."""
 
     def __init__(self, config: HFConfig, **options):
+        assert not HERE
         super().__init__(config, **options)
+
+    def wake(self):
+        assert not HERE
+        super().wake()
 
     def load_weights(self, weights, version):
         self._check_ready()
@@ -146,10 +159,10 @@ class Sleepy(HFRollout):
 def test_a_run_by_turns_has_the_bits_of_one_without(tmp_path, runtime):
     more = ["algorithm=ppo", "algorithm.kl.coefficient=0.1", "checkpoint.every_steps=1", "eval.every_steps=2"]
     strict = [f"backend={__name__}:Away", f"rollout={__name__}:Sleepy", "take_turns=always", f"runtime={runtime}"]
-    train(settings(tmp_path / "plain", *more, steps=2), dry_run=False)
-    train(settings(tmp_path / "turns", *more, *strict, steps=2), dry_run=False)
-    train(settings(tmp_path / "turns", *more, *strict, steps=3), dry_run=False)  # resumes
-    train(settings(tmp_path / "plain", *more, steps=3), dry_run=False)
+    for steps in (2, 3):  # the second resumes
+        HERE.clear()
+        train(settings(tmp_path / "plain", *more, steps=steps), dry_run=False)
+        train(settings(tmp_path / "turns", *more, *strict, steps=steps), dry_run=False)
 
     plain, turns = metrics(tmp_path / "plain"), metrics(tmp_path / "turns")
     seen = [{name for name in step if name.startswith("memory_gb/")} for step in turns]
