@@ -1,7 +1,10 @@
 """Workers that tests spawn; a module of its own, so that hosts can import it by name."""
 
 import os
+import signal
 import time
+
+import torch
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
@@ -81,6 +84,74 @@ class Twins(Echo):
             dp_size=context.world_size // 2,
             returns=context.rank % 2 == 0,
         )
+
+
+def some_weights(scale):
+    """Several dtypes and shapes: no numbers, one number, and one that is larger than the buckets of the tests."""
+    return {
+        "a": torch.arange(7) * scale,
+        "half": (torch.arange(15).view(3, 5) * scale).to(torch.bfloat16),
+        "empty": torch.zeros(0, 3),
+        "large": torch.arange(4096.0).view(64, 64) * scale,
+        "one": torch.tensor(0.5 * scale),
+        **{f"layer.{i}": torch.full((10, 10), float(i)) * scale for i in range(20)},
+    }
+
+
+class Giver(Worker):
+    """Has weights that travel; every rank walks, and walks in step."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.scale, self.fails_at, self.num_walks = 1, "", 0
+
+    @dispatch("all")
+    def become(self, scale: int, fails_at: str = "") -> None:
+        self.scale, self.fails_at = scale, fails_at
+
+    @dispatch("all")
+    def walks(self) -> int:
+        return self.num_walks
+
+    def weights(self):
+        for name, tensor in some_weights(self.scale).items():
+            if name == self.fails_at:
+                raise ValueError("the source fails")
+            yield name, tensor
+        self.num_walks += 1
+
+
+class Taker(Worker):
+    """Gets them; says what it has, and whether the last load came to its end."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.version, self.held, self.is_whole, self.fails_at = 0, {}, True, ""
+
+    @dispatch("all")
+    def fail_at(self, name: str, rank: int = 1) -> None:
+        self.fails_at = name if self.context.rank == rank else ""
+
+    @dispatch("all")
+    def state(self) -> tuple[int, bool, bool]:
+        """Version, whether the load ended, and whether what it brought is `some_weights(version)`, bit for bit."""
+        wanted = some_weights(self.version)
+        same = list(self.held) == list(wanted) and all(
+            tensor.dtype == self.held[name].dtype and torch.equal(tensor, self.held[name])
+            for name, tensor in wanted.items()
+        )
+        return self.version, self.is_whole, same
+
+    def load_weights(self, weights, version: int) -> None:
+        self.is_whole = False
+        held = {}
+        for name, tensor in weights:
+            if name == self.fails_at:
+                raise ValueError("the target fails")
+            if self.fails_at == f"die at {name}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            held[name] = tensor.clone()  # borrowed
+        self.held, self.version, self.is_whole = held, version, True
 
 
 class RoundRobin:

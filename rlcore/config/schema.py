@@ -196,7 +196,7 @@ class Config:
     rollout: Choice = Choice(name="hf")
     algorithm: Choice = Choice(name="grpo")
     transfer: str = "auto"
-    """auto: inprocess where actor and rollout share a pool, else object_store."""
+    """auto: inprocess where actor and rollout share a pool, else object_store; collective broadcasts between pools."""
     take_turns: Literal["auto", "always", "never"] = "auto"
     """Models in the rollout's pool leave its devices while it generates, and it leaves while they train. auto: on GPUs,
     where backend and rollout can."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.controller.ref import BatchRef, Store
+from rlcore.controller.weights import Broadcast, Inbox, meet, meeting_point
 from rlcore.data.batch import Batch
 from rlcore.protocols.dispatch import Call
 from rlcore.protocols.worker import Worker, WorkerContext
@@ -73,6 +74,10 @@ class Host:
         self.node = socket.gethostname()
         self._store = store
         self._workers: dict[str, Worker] = {}
+        self._outgoing: Iterator[tuple[str, Any]] | None = None
+        self._inbox: Inbox | None = None
+        self._meeting: Any = None
+        self._broadcast: Broadcast | None = None
 
     def create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Reply:
         """Make a worker of a role; the reply is its Mesh."""
@@ -84,21 +89,40 @@ class Host:
 
     def hand_over(self, source: str, target: str, version: int) -> Reply:
         """Give the weights of one worker to another on this host, tensor by tensor."""
-        workers: dict[str, Any] = dict(self._workers)
         return self._guarded(
-            f"{target}.load_weights", lambda: workers[target].load_weights(workers[source].weights(), version)
+            f"{target}.load_weights", lambda: self._any(target).load_weights(self._any(source).weights(), version)
         )
 
-    def publish_weights(self, source: str) -> Reply:
-        """Leave a worker's weights in the store; the reply is [(name, reference)], empty on ranks other than 0."""
-        return self._guarded(f"{source}.weights", lambda: self._publish_weights(source))
+    def publish_weights(self, source: str, num_bytes: int) -> Reply:
+        """Leave the next bucket of a worker's weights in the store, or the first; the reply is [(name, reference)], empty
+        on ranks other than 0, and whether there are more."""
+        return self._guarded(f"{source}.weights", lambda: self._publish_weights(source, num_bytes))
 
-    def receive_weights(self, target: str, refs: list[tuple[str, Any]], version: int) -> Reply:
-        """Load weights that another host published."""
-        workers: dict[str, Any] = dict(self._workers)
+    def receive_weights(self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float) -> Reply:
+        """Give a bucket that another host published to a worker, whose loading begins with the first."""
+        return self._guarded(f"{target}.load_weights", lambda: self._receive_weights(target, refs, version, timeout_s))
+
+    def end_weights(self, abort: bool) -> Reply:
+        """All buckets have been published or received, or with `abort` the rest will not be."""
+        return self._guarded("the end of the weights", lambda: self._end_weights(abort))
+
+    def open_broadcast(self, address: str) -> Reply:
+        """The port at which the ranks of a broadcast meet; this host is rank 0 of it, and others reach it at `address`."""
+        return self._guarded("broadcast of weights", lambda: self._open_broadcast(address))
+
+    def join_broadcast(self, address: str, port: int, rank: int, world_size: int, timeout_s: float) -> Reply:
+        """Be a rank of the group that weights are broadcast in."""
         return self._guarded(
-            f"{target}.load_weights", lambda: workers[target].load_weights(self._stream(refs), version)
+            "broadcast of weights", lambda: self._join_broadcast(address, port, rank, world_size, timeout_s)
         )
+
+    def send_weights(self, source: str, num_bytes: int) -> Reply:
+        """Broadcast a worker's weights; ranks that are not in the group only walk."""
+        return self._guarded(f"{source}.weights", lambda: self._send_weights(source, num_bytes))
+
+    def take_weights(self, target: str, version: int) -> Reply:
+        """Load what is broadcast."""
+        return self._guarded(f"{target}.load_weights", lambda: self._take_weights(target, version))
 
     def join(self, init_method: str, timeout_s: float) -> Reply:
         """Join the process group of the pool."""
@@ -152,17 +176,57 @@ class Host:
             return BatchRef(value.row_lengths, value.near, value.far, self._store).local()
         return value
 
-    def _publish_weights(self, source: str) -> list[tuple[str, Any]]:
-        workers: dict[str, Any] = dict(self._workers)
-        refs = []
-        for name, tensor in workers[source].weights():  # every rank walks: gathering a shard is collective
+    def _publish_weights(self, source: str, num_bytes: int) -> tuple[list[tuple[str, Any]], bool]:
+        if self._outgoing is None:
+            self._outgoing = self._any(source).weights()
+        refs, size = [], 0
+        for name, tensor in self._outgoing:  # every rank walks: gathering a shard is collective
+            size += tensor.nbytes
             if self.info.rank == 0:
                 refs.append((name, self._store.put([tensor.detach()])[0]))
-        return refs
+            if size >= num_bytes:
+                return refs, True
+        self._outgoing = None
+        return refs, False
 
-    def _stream(self, refs: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        for name, ref in refs:
-            yield name, self._store.get([ref])[0]
+    def _receive_weights(self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float) -> None:
+        if self._inbox is None:
+            self._inbox = Inbox(lambda stream: self._any(target).load_weights(stream, version), timeout_s)
+        self._inbox.feed((name, self._store.get([ref])[0]) for name, ref in refs)
+
+    def _end_weights(self, abort: bool) -> None:
+        inbox, self._inbox, self._outgoing = self._inbox, None, None
+        if inbox is not None:
+            inbox.finish(abort=abort)
+
+    def _open_broadcast(self, address: str) -> int:
+        self._meeting = meeting_point(address)
+        return int(self._meeting.port)
+
+    def _join_broadcast(self, address: str, port: int, rank: int, world_size: int, timeout_s: float) -> None:
+        store = self._meeting if rank == 0 else meet(address, port, timeout_s)
+        self._broadcast = Broadcast(
+            store, rank=rank, world_size=world_size, device=self.info.device, timeout_s=timeout_s
+        )
+
+    def _send_weights(self, source: str, num_bytes: int) -> None:
+        weights = self._any(source).weights()
+        if self._broadcast is not None:
+            self._broadcast.send(weights, num_bytes)
+            return
+        for _ in weights:
+            pass
+
+    def _take_weights(self, target: str, version: int) -> None:
+        assert self._broadcast is not None, "take_weights before join_broadcast"
+        try:
+            self._any(target).load_weights(self._broadcast.receive(), version)
+        finally:
+            self._broadcast.drain()
+
+    def _any(self, role: str) -> Any:
+        """A worker, with whatever methods its class has."""
+        return self._workers[role]
 
     def _join(self, init_method: str, timeout_s: float) -> None:
         import torch.distributed as dist

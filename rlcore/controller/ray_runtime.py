@@ -104,6 +104,10 @@ class RayRuntime:
     def pool_size(self, pool: str) -> int:
         return len(self._actors[pool])
 
+    def address(self, pool: str) -> str:
+        handle = self._actors[pool][0].address.remote()
+        return str(self.wait([handle], f"pool {pool}", self.config.start_timeout_s)[0])
+
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         handle = self._actors[pool][rank].act.remote(action, *args)
         self._labels[handle] = (pool, rank)
@@ -194,12 +198,9 @@ class RayRuntime:
     def _join(self, pool: str) -> None:
         actors = self._actors[pool]
         timeout_s = self.config.start_timeout_s
-        first = actors[0]
-        address, port = self.wait([first.address.remote(), first.act.remote("free_port")], f"pool {pool}", timeout_s)
-        handles = [
-            self.submit(pool, rank, "join", f"tcp://{address}:{port}", self.config.call_timeout_s)
-            for rank in range(len(actors))
-        ]
+        (port,) = self.wait([actors[0].act.remote("free_port")], f"pool {pool}", timeout_s)
+        where = f"tcp://{self.address(pool)}:{port}"
+        handles = [self.submit(pool, rank, "join", where, self.config.call_timeout_s) for rank in range(len(actors))]
         self.wait(handles, f"process group of pool '{pool}'", timeout_s)
 
     def _value(self, handle: Any, what: str) -> Any:

@@ -65,6 +65,9 @@ class Runtime(Protocol):
     def pool_size(self, pool: str) -> int:
         """Number of hosts of a pool."""
 
+    def address(self, pool: str) -> str:
+        """Where other hosts reach rank 0 of a pool."""
+
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         """Start `Host.action(*args)` on one host; returns a handle for `wait`."""
 
@@ -120,6 +123,9 @@ class LocalRuntime:
 
     def pool_size(self, pool: str) -> int:
         return len(self._hosts[pool])
+
+    def address(self, pool: str) -> str:
+        return "127.0.0.1"
 
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         return getattr(self._hosts[pool][rank], action)(*args)

@@ -1,16 +1,19 @@
 """Ways of weights from a trained role to the rollout.
 
-`inprocess` hands tensors over one by one inside a host that carries both. `object_store` leaves them in the runtime's
-store for another pool: one whole copy of the parameters, in the type in which they are trained, lies there until every
-rank has read it. Either way the rollout commits the version only when all has arrived.
+`inprocess` hands tensors over one by one inside a host that carries both. To another pool, `object_store` leaves them in
+the runtime's store, and `collective` broadcasts them in a process group of its own; both a bucket at a time, in the type in
+which they come. The rollout commits the version only when all has arrived.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
+from rlcore.controller import weights
 from rlcore.controller.group import Group
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, RlcoreError
 
 
 class InProcess:
@@ -26,25 +29,88 @@ class InProcess:
         self._target = target
 
     def send(self, version: int) -> None:
-        _everywhere(self._target, "hand_over", self._source.role, self._target.role, version)
+        _wait(self._target, _submit(self._target, "hand_over", self._source.role, self._target.role, version))
 
 
 class ObjectStore:
-    """Rank 0 of the source leaves its tensors in the store, and every rank of the target maps them."""
+    """Rank 0 of the source leaves a bucket in the store, and every rank of the target maps it while the next is made."""
 
     def __init__(self, *, source: Group, target: Group) -> None:
         self._source = source
         self._target = target
 
     def send(self, version: int) -> None:
-        refs = _everywhere(self._source, "publish_weights", self._source.role)[0]
-        _everywhere(self._target, "receive_weights", self._target.role, refs, version)
+        try:
+            self._send(version)
+        except BaseException:
+            with contextlib.suppress(RlcoreError):  # the first error is the one to tell
+                self._end(abort=True)
+            raise
+
+    def _send(self, version: int) -> None:
+        source, target, timeout_s = self._source, self._target, self._target.runtime.config.call_timeout_s
+        refs, more = _wait(source, self._publish())[0]
+        while True:
+            coming = self._publish() if more else []
+            reading = _submit(target, "receive_weights", target.role, refs, version, timeout_s)
+            replies = _wait(source, [*coming, *reading])
+            if not more:
+                break
+            refs, more = replies[0]
+        self._end(abort=False)
+
+    def _publish(self) -> list[Any]:
+        return _submit(self._source, "publish_weights", self._source.role, weights.BUCKET_BYTES)
+
+    def _end(self, *, abort: bool) -> None:
+        groups = [self._source, self._target] if abort else [self._target]
+        handles = [handle for group in groups for handle in _submit(group, "end_weights", abort)]
+        _wait(self._target, handles)
 
 
-def _everywhere(group: Group, action: str, *args: Any) -> list[Any]:
-    """Call an action of every host of a group's pool."""
+class Collective:
+    """Rank 0 of the source broadcasts to every rank of the target; their process group is built once. NCCL on GPUs."""
+
+    def __init__(self, *, source: Group, target: Group) -> None:
+        if source.pool == target.pool or source.runtime.config.name == "local":
+            here = "both are in one pool" if source.pool == target.pool else "with runtime=local there is one process"
+            way = "inprocess" if source.pool == target.pool else "object_store"
+            raise ConfigError(
+                f"transfer=collective is for '{source.role}' and '{target.role}' in pools of their own, and {here}\n"
+                f"Type  transfer={way}"
+            )
+        self._source, self._target = source, target
+        self._has_group = False
+
+    def send(self, version: int) -> None:
+        if not self._has_group:
+            self._meet()
+        sending = _submit(self._source, "send_weights", self._source.role, weights.BUCKET_BYTES)
+        taking = _submit(self._target, "take_weights", self._target.role, version)
+        _wait(self._target, [*sending, *taking])
+
+    def _meet(self) -> None:
+        runtime, pool = self._source.runtime, self._source.pool
+        timeout_s = runtime.config.call_timeout_s
+        address = runtime.address(pool)
+        port = runtime.wait([runtime.submit(pool, 0, "open_broadcast", address)], "weight sync", timeout_s)[0].value
+        places = [(pool, 0), *((self._target.pool, rank) for rank in range(len(self._target.meshes)))]
+        handles = [
+            runtime.submit(pool, number, "join_broadcast", address, port, rank, len(places), timeout_s)
+            for rank, (pool, number) in enumerate(places)
+        ]
+        _wait(self._source, handles)
+        self._has_group = True
+
+
+def _submit(group: Group, action: str, *args: Any) -> list[Any]:
+    """Start an action of every host of a group's pool."""
+    return [group.runtime.submit(group.pool, rank, action, *args) for rank in range(len(group.meshes))]
+
+
+def _wait(group: Group, handles: Sequence[Any]) -> list[Any]:
+    """What the actions answered; the slowest counts as the time of the sync."""
     runtime = group.runtime
-    handles = [runtime.submit(group.pool, rank, action, *args) for rank in range(len(group.meshes))]
     replies = runtime.wait(handles, "weight sync", runtime.config.call_timeout_s)
     busy = runtime.traffic.busy_s
     busy["weight sync"] = busy.get("weight sync", 0.0) + max(reply.seconds for reply in replies)

@@ -1,0 +1,177 @@
+"""Ways of weights between pools: all of them or an error, in buckets, and again after what failed."""
+
+import logging
+import time
+import weakref
+
+import pytest
+import ray
+
+from rlcore.cli.train import run as train
+from rlcore.controller.group import spawn
+from rlcore.controller.pool import PoolConfig
+from rlcore.controller.runtime import LocalStore, RuntimeConfig, make_runtime
+from rlcore.controller.transfer import Collective, InProcess, ObjectStore
+from rlcore.errors import ConfigError, HostDied
+from tests.test_train import metrics, settings
+from tests.workers import Giver, Taker, some_weights
+
+BUCKET = 2048
+
+
+def start(name):
+    """Two pools of two hosts, on a machine that may have two cores."""
+    if name == "ray" and not ray.is_initialized():
+        ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
+    runtime = make_runtime(RuntimeConfig(name=name, call_timeout_s=20))
+    runtime.start({pool: PoolConfig(devices_per_node=2, device="cpu") for pool in ("a", "b")}, {})
+    return runtime
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    monkeypatch.setattr("rlcore.controller.weights.BUCKET_BYTES", BUCKET)
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def runtime(request):
+    runtime = start(request.param)
+    yield runtime
+    runtime.shutdown()
+
+
+@pytest.fixture(params=[ObjectStore, Collective])
+def parts(runtime, request):
+    """(source, target, way)."""
+    if runtime.config.name == "local" and request.param is Collective:
+        pytest.skip("a process of its own for each rank is what it is for")
+    source = spawn(Giver, runtime, role="actor", pool="a")
+    target = spawn(Taker, runtime, role="rollout", pool="b")
+    return source, target, request.param(source=source, target=target)
+
+
+def test_every_rank_gets_every_bit_with_the_version(parts):
+    source, target, way = parts
+    for version in (1, 2, 3):
+        source.become(version)
+        way.send(version)
+
+        assert target.state() == [(version, True, True)] * 2
+    assert source.walks() == [3, 3], "gathering is collective: every rank walks"
+
+
+def test_a_source_that_fails_on_the_way_leaves_no_rank_with_a_version(parts):
+    source, target, way = parts
+    way.send(1)
+    source.become(2, fails_at="layer.7")
+
+    with pytest.raises(ValueError, match="the source fails"):
+        way.send(2)
+
+    assert target.state() == [(1, False, True)] * 2, "the load must have begun, and have ended with an error"
+    source.become(3)
+    way.send(3)
+    assert target.state() == [(3, True, True)] * 2
+
+
+@pytest.mark.parametrize("name", ["a", "large", "layer.19"])
+def test_a_target_that_fails_is_the_error_and_the_next_update_mends_it(parts, name):
+    source, target, way = parts
+    target.fail_at(name)
+
+    with pytest.raises(ValueError, match="the target fails"):
+        way.send(1)
+
+    assert target.state()[1][:2] == (0, False)
+    target.fail_at("")
+    source.become(2)
+    way.send(2)
+    assert target.state() == [(2, True, True)] * 2
+
+
+def test_the_group_is_built_once(runtime, monkeypatch):
+    if runtime.config.name == "local":
+        pytest.skip("no groups in one process")
+    source, target = (spawn(it, runtime, role=it.__name__, pool=pool) for it, pool in ((Giver, "a"), (Taker, "b")))
+    way = Collective(source=source, target=target)
+    submit, seen = runtime.submit, []
+    monkeypatch.setattr(
+        runtime, "submit", lambda pool, rank, *what: (seen.append(what[0]), submit(pool, rank, *what))[1]
+    )
+
+    for version in (1, 2):
+        source.become(version)
+        way.send(version)
+
+    assert (seen.count("open_broadcast"), seen.count("join_broadcast"), seen.count("take_weights")) == (1, 3, 4)
+
+
+class CountingStore(LocalStore):
+    """Knows how many bytes of what was put are still there."""
+
+    def __init__(self):
+        self.live, self.most = weakref.WeakSet(), 0
+
+    def put(self, values):
+        self.live.update(values)
+        self.most = max(self.most, sum(tensor.nbytes for tensor in self.live))
+        return super().put(values)
+
+
+def test_no_more_than_two_buckets_lie_in_the_store(monkeypatch):
+    monkeypatch.setattr("rlcore.controller.runtime.LocalStore", CountingStore)
+    runtime = start("local")
+    source, target = (spawn(it, runtime, role=it.__name__, pool=pool) for it, pool in ((Giver, "a"), (Taker, "b")))
+    monkeypatch.setattr(Giver, "weights", lambda self: ((name, t.clone()) for name, t in some_weights(1).items()))
+    ObjectStore(source=source, target=target).send(1)
+    runtime.shutdown()
+
+    largest, other, whole = 4 * 64 * 64, 400, sum(tensor.nbytes for tensor in some_weights(1).values())
+    assert largest <= runtime.store.most <= largest + 2 * (BUCKET + other) < whole
+
+
+@pytest.mark.parametrize("way", [ObjectStore, Collective])
+def test_a_target_killed_while_weights_arrive_is_said_at_once(way):
+    runtime = start("ray")
+    try:
+        source = spawn(Giver, runtime, role="actor", pool="a")
+        target = spawn(Taker, runtime, role="rollout", pool="b")
+        transfer = way(source=source, target=target)
+        transfer.send(1)
+        target.fail_at("die at layer.3")
+        began = time.monotonic()
+
+        with pytest.raises(HostDied, match="rank 1 of pool 'b' died"):
+            transfer.send(2)
+        assert time.monotonic() - began < 15
+    finally:
+        runtime.shutdown()
+
+
+def test_ways_that_cannot_be_say_which_can():
+    runtime = make_runtime(RuntimeConfig(name="local"))
+    runtime.start({pool: PoolConfig(device="cpu") for pool in ("a", "b")}, {})
+    source, same, other = (
+        spawn(it, runtime, role=role, pool=pool)
+        for it, role, pool in ((Giver, "actor", "a"), (Taker, "rollout", "a"), (Taker, "rollout", "b"))
+    )
+    with pytest.raises(ConfigError, match=r"and both are in one pool\nType  transfer=inprocess"):
+        Collective(source=source, target=same)
+    with pytest.raises(ConfigError, match=r"with runtime=local there is one process\nType  transfer=object_store"):
+        Collective(source=source, target=other)
+    with pytest.raises(ConfigError, match="Type  transfer=object_store"):
+        InProcess(source=source, target=other)
+
+
+@pytest.mark.parametrize("transfer", ["object_store", "collective"])
+def test_a_run_with_two_pools_has_the_bits_of_one_in_a_process(tmp_path, transfer):
+    train(settings(tmp_path / "local", steps=3), dry_run=False)
+    more = ["runtime=ray", "placement=split", f"transfer={transfer}"]
+    train(settings(tmp_path / "split", *more, steps=3), dry_run=False)
+    assert metrics(tmp_path / "split") == metrics(tmp_path / "local")
