@@ -39,8 +39,12 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param([*TOGETHER, "rollout.tensor_parallel=2", "take_turns=always"], id="one pool, one engine, by turns"),
-        pytest.param([*TOGETHER, "rollout.tensor_parallel=1", "take_turns=always"], id="one pool, two engines, by turns"),
+        pytest.param(
+            [*TOGETHER, "rollout.tensor_parallel=2", "take_turns=always"], id="one pool, one engine, by turns"
+        ),
+        pytest.param(
+            [*TOGETHER, "rollout.tensor_parallel=1", "take_turns=always"], id="one pool, two engines, by turns"
+        ),
         pytest.param([*APART, "rollout.tensor_parallel=2", "transfer=collective"], id="two pools, one engine"),
         pytest.param([*APART, "rollout.tensor_parallel=1", "transfer=collective"], id="two pools, two engines"),
         pytest.param([*APART, "rollout.tensor_parallel=2", "transfer=object_store"], id="two pools, through the store"),
