@@ -2,8 +2,8 @@
 
     python benchmarks/weight_sync.py           (about three minutes; in an environment with rlcore-vllm)
 
-A Llama of 100 MB, float32 on a CPU. `inprocess` and `object_store` are whole syncs of a run, in one process and between
-two pools of Ray; `files` is the way to a server that runs already. The best of some turns.
+A Llama of 100 MB, float32 on a CPU. `inprocess`, `object_store` and `collective` are whole syncs of a run, in one process
+and between two pools of Ray; `files` is the way to a server that runs already. The best of some turns.
 """
 
 import socket
@@ -14,7 +14,6 @@ import time
 
 import torch
 from rlcore_vllm import VLLMConfig, VLLMRollout
-from rlcore_vllm.http import call
 from rollout import save_model
 
 from rlcore.cli.train import plan_run
@@ -23,6 +22,7 @@ from rlcore.models.load import copy_tokenizer, load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.quickstart import cache_directory, prepare
+from rlcore.rollouts.http import Server
 from rlcore.trainer.launch import launch
 from rlcore.trainer.loop import step
 
@@ -42,7 +42,13 @@ def main() -> None:
         kept = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
         copied = best(lambda: [kept[name].copy_(tensor.detach()) for name, tensor in weights.items()])
         report("one copy", copied / size, copied / size)
-        for name, own in (("inprocess", ["runtime=local"]), ("object_store", ["placement=split"])):
+        split = ["placement=split"]
+        ways = {
+            "inprocess": ["runtime=local"],
+            "object_store": [*split, "transfer=object_store"],
+            "collective": [*split, "transfer=collective"],
+        }
+        for name, own in ways.items():
             seconds, share = of_a_run([f"model.path={path}", f"run.directory={directory}", *own])
             report(name, seconds / size, copied / size, f"{share:.1%} of a step")
         report("files", to_a_server(path, weights) / size, copied / size)
@@ -73,7 +79,7 @@ def to_a_server(path, weights):
     try:
         while True:
             try:
-                call(url, "GET", "/v1/models", timeout_s=2)
+                Server(url, "vLLM", 2.0).call("GET", "/v1/models")
                 break
             except InfrastructureError:
                 if server.poll() is not None or time.monotonic() > deadline:

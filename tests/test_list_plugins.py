@@ -22,6 +22,7 @@ reward   broken  broken-one    1.0      ok
 reward   far     far-one       3.0      incompatible: needs rlcore>=99
 reward   free    free-one      1.0      unbounded: says nothing of the rlcore versions that it needs
 reward   hidden  hidden-one    1.0      disabled: RLCORE_DISABLE_PLUGINS=hidden-one
+reward   needy   needy-one     1.0      incomplete: pip install 'no-such-library<3,>=2'
 reward   slow    slow-one      1.0      ok
 reward   twice   alpha-one     1.0      duplicate: also omega-one 2.0; use twice@alpha-one
 reward   twice   omega-one     2.0      duplicate: also alpha-one 1.0; use twice@omega-one
@@ -44,6 +45,9 @@ def site(tmp_path_factory) -> Path:
     reward("slow-one", "slow", "import time\ntime.sleep(5)\n" + REWARD)
     reward("far-one", "far", REWARD, requires=["rlcore>=99"], version="3.0")
     reward("free-one", "free", REWARD, requires=["numpy"])
+    # json has a module and no distribution of that name, as a library that is published under several names
+    needs = ["rlcore>=0.1", "no-such-library>=2,<3", "json>=9", "never-here; extra == 'more'"]
+    reward("needy-one", "needy", REWARD, requires=needs)
     reward("hidden-one", "hidden", REWARD)
     reward("omega-one", "twice", REWARD, version="2.0")
     reward("alpha-one", "twice", REWARD)
@@ -112,6 +116,7 @@ def test_freeze_prints_each_package_once_as_pip_reads_it(site):
         "far-one==3.0",
         "free-one==1.0",
         "hidden-one==1.0",
+        "needy-one==1.0",
         "omega-one==2.0",
         "plural-one==1.0",
         "slow-one==1.0",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +35,7 @@ class Row:
     target: str
     requires: str
     status: str
-    """ok, unbounded, duplicate, incompatible, disabled, broken or not installed."""
+    """ok, unbounded, duplicate, incompatible, incomplete, disabled, broken or not installed."""
     detail: str
 
 
@@ -111,7 +114,38 @@ def _status(plugins: Catalog, entry: Entry, providers: int) -> tuple[str, str]:
         return "ok", ""
     if not is_compatible(entry, __version__):
         return "incompatible", f"needs rlcore{entry.requires}"
+    lacking = _lacking(entry.package)
+    if lacking:
+        return "incomplete", f"pip install {' '.join(shlex.quote(it) for it in lacking)}"
     return ("ok", "") if entry.requires else ("unbounded", "says nothing of the rlcore versions that it needs")
+
+
+@functools.cache
+def _lacking(package: str) -> tuple[str, ...]:
+    """What the package requires and is not there: neither a distribution nor a module of that name, as some libraries are
+    published under several names. Versions are for the plugin to compare when it starts."""
+    import importlib_metadata as metadata
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        lines = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:  # of a catalog that is not this environment's
+        return ()
+    lacking = []
+    for line in lines:
+        try:
+            wanted = Requirement(line)
+        except InvalidRequirement:
+            continue  # pip refuses to install it; `rlcore doctor --plugins` shows what that means
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        if importlib.util.find_spec(wanted.name.replace("-", "_").replace(".", "_")) is not None:
+            continue
+        try:
+            metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            lacking.append(f"{wanted.name}{wanted.specifier}")
+    return tuple(lacking)
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -33,6 +33,8 @@ class Server:
     """Its name, for errors."""
     timeout_s: float
     """For any one answer."""
+    start: str = ""
+    """The line that starts it, for errors."""
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded answer.
@@ -106,5 +108,5 @@ class Server:
     def _silent(self, path: str, error: Exception) -> InfrastructureError:
         return InfrastructureError(
             f"no whole answer from a {self.engine} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
-            "Start it, or start it again; the README of the plugin has the line to type."
+            f"Start it, or start it again:  {self.start or 'see the README of the plugin'}"
         )

@@ -45,7 +45,7 @@ class Worker:
         target.mkdir(parents=True, exist_ok=True)
         return self.save_to(target, wait)
 
-    @dispatch("all")
+    @dispatch("all", on_device=False)
     def finish_save(self) -> None:
         """Wait for a `save` that still writes."""
 

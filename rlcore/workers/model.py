@@ -102,7 +102,7 @@ class ModelWorker(Worker):
         self._saving = self.backend.save_async(directory)
         return True
 
-    @dispatch("all")
+    @dispatch("all", on_device=False)
     def finish_save(self) -> None:
         """Wait for a `save` that still writes."""
         if self._saving is not None:

@@ -70,6 +70,32 @@ def test_a_response_goes_on_under_new_weights_and_says_which_token_is_whose(engi
     assert list(sample.log_probs[cut:]) == pytest.approx(list(rest.log_probs), abs=2e-4)
 
 
+def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhile(engine, model):
+    asked = requests_of([PROMPT], max_response_tokens=60)
+
+    async def generate():
+        return [sample async for sample in engine.generate(asked)]
+
+    async def paused():
+        task = asyncio.create_task(generate())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for action in (engine.pause, engine.pause):
+            action()
+        engine.load_weights(iter(weights(model)), 7)
+        await asyncio.sleep(0.5)
+        assert not task.done(), "it must not go on before it may"
+        for action in (engine.resume, engine.resume):
+            action()
+        return await asyncio.wait_for(task, 30)
+
+    sample = asyncio.run(paused())[0]
+
+    assert list(sample.token_ids) == list(run(engine, asked)[0].token_ids), "the weights were the same"
+    cut = list(sample.token_versions).count(0)
+    assert 0 < cut < 30 and list(sample.token_versions) == [0] * cut + [7] * (60 - cut)
+
+
 def test_calls_that_overlap_get_their_own_samples(engine):
     first, second = requests_of([[3, 4]], max_response_tokens=30), requests_of([[9, 8], [5]], max_response_tokens=10)
 

@@ -11,7 +11,7 @@ from rlcore.cli.train import run as train
 pytestmark = pytest.mark.slow
 pytest.importorskip("rlcore_fsdp", reason="pip install rlcore-fsdp: its shards are what is gathered here")
 COMMON = ["model.path=quickstart:model", "data.train=quickstart:train", "reward=sorted_digits", "trackers=jsonl"]
-COMMON += ["trainer.steps=3", "trainer.prompts_per_step=16", "sampling.samples_per_prompt=4", "optimizer.lr=1e-3"]
+COMMON += ["trainer.steps=3", "trainer.prompts_per_step=16", "sampling.samples_per_prompt=4", "optimizer.lr=3e-4"]
 COMMON += ["sampling.max_response_tokens=8", "run.name=run", "rollout=vllm", "rollout.max_batch_size=64"]
 TWO = ["backend=fsdp", "runtime=ray"]
 TOGETHER = [*TWO, "pools.main.devices_per_node=2", "pools.main.device=cpu"]
@@ -26,7 +26,8 @@ def cluster():
 
 
 def steps(directory, *settings):
-    train([*COMMON, f"run.directory={directory}", *settings], dry_run=False)
+    address = f"runtime.address={ray.get_runtime_context().gcs_address}"  # four cores, whatever the machine has
+    train([*COMMON, address, f"run.directory={directory}", *settings], dry_run=False)
     return [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()][1:]
 
 

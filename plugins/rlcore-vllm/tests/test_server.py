@@ -11,11 +11,11 @@ import time
 import pytest
 from conftest import requests_of, run, tokens
 from rlcore_vllm import VLLMConfig, VLLMRollout
-from rlcore_vllm.http import call
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts.http import Server
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import weights
 
@@ -34,7 +34,7 @@ def start(model, log):
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_S
     while True:
         try:
-            call(url, "GET", "/v1/models", timeout_s=2)
+            Server(url, "vLLM", 2.0).call("GET", "/v1/models")
             return process, url
         except InfrastructureError:
             if process.poll() is not None or time.monotonic() > deadline:
@@ -102,10 +102,28 @@ def test_after_half_an_update_the_server_serves_nobody(server, small_model):
 
     body = {"token_ids": [3, 4], "sampling_params": {"max_tokens": 2}}
     with pytest.raises(DeadlineExceeded):
-        call(server, "POST", "/inference/v1/generate", body, timeout_s=1.5)
+        Server(server, "vLLM", 1.5).call("POST", "/inference/v1/generate", body)
 
     engine.load_weights(iter(weights(small_model)), 6)
     assert run(engine, requests_of([[3, 4, 5]]))[0].policy_version == 6
+
+
+def test_a_server_that_was_paused_stays_so_over_an_update(server, small_model):
+    engine = connect(small_model, server)
+    engine.pause()
+    engine.load_weights(iter(weights(small_model)), 8)
+
+    async def asked():
+        return [sample async for sample in engine.generate(requests_of([[3, 4, 5]]))]
+
+    async def paused():
+        task = asyncio.create_task(asked())
+        await asyncio.sleep(1.0)
+        assert not task.done()
+        engine.resume()
+        return await asyncio.wait_for(task, 10)
+
+    assert asyncio.run(paused())[0].policy_version == 8
 
 
 def test_a_server_with_another_model_is_refused(server, story_model):

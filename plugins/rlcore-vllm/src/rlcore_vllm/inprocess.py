@@ -28,6 +28,8 @@ _CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the cache: the smallest that vLLM's CPU attention takes; a prefix is reused in whole blocks."""
 _CPU_STEP_TOKENS = 4096
 """Tokens that one step may read, at least."""
+_PAUSE_S = 0.005
+"""How often a call that is paused looks whether it may go on."""
 _live_engines = 0
 """Engines of this process: the last one ends vLLM's process groups."""
 
@@ -51,6 +53,7 @@ class InProcess:
             vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
         )
         self._num_requests = 0
+        self._paused = False
         self._outboxes: dict[str, list[Any]] = {}
         """Name of a request in flight -> where its output goes."""
 
@@ -60,6 +63,9 @@ class InProcess:
         asked = self._add(requests, options, outbox)
         try:
             while asked:
+                if self._paused:
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
                 self._step()
                 while outbox:
                     output = outbox.pop()
@@ -77,6 +83,12 @@ class InProcess:
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
         self._engine.engine_core.set_weight_version(str(version))
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
 
     def sleep(self) -> None:
         """Weights to host memory, keys and values forgotten. On a CPU there is nothing to free."""

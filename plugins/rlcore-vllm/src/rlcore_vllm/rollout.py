@@ -26,6 +26,10 @@ class Engine(Protocol):
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None: ...
 
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
@@ -68,6 +72,14 @@ class VLLMRollout:
             self._broken = str(error).partition("\n")[0]
             raise
         self._broken = None
+
+    def pause(self) -> None:
+        """Draw no further token until `resume`: what is in flight waits, and new weights may come. May be called twice."""
+        self._open().pause()
+
+    def resume(self) -> None:
+        """Go on. May be called twice."""
+        self._open().resume()
 
     @staticmethod
     def takes_turns(config: VLLMConfig) -> bool:

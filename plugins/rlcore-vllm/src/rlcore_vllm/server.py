@@ -19,10 +19,10 @@ from rlcore.errors import ConfigError, InfrastructureError
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts import http
 from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
 from rlcore_vllm.config import VLLMConfig
-from rlcore_vllm.http import acall, call
 from rlcore_vllm.requests import model_facts, sample
 
 _UNTOUCHED = "default"
@@ -35,6 +35,8 @@ class Server:
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         self._config = config
         self._url = _own_url(config, context)
+        self._server = http.Server(self._url, "vLLM", config.timeout_s, "python -m rlcore_vllm.serve MODEL --port PORT")
+        self._paused = False
         facts = self._facts(model)
         self.limits = Limits(
             vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
@@ -69,7 +71,17 @@ class Server:
                 self._post("/finish_weight_update", {})  # still paused
             raise
         self._post("/finish_weight_update", {"weight_version": str(version)})
+        if not self._paused:
+            self._post("/resume")
+
+    def pause(self) -> None:
+        """Requests in flight wait at the server."""
+        self._post("/pause?mode=keep")
+        self._paused = True
+
+    def resume(self) -> None:
         self._post("/resume")
+        self._paused = False
 
     def sleep(self) -> None: ...
 
@@ -81,7 +93,7 @@ class Server:
     async def _one(self, room: asyncio.Semaphore, request: Request, options: dict[str, Any]) -> Sample:
         body = {"token_ids": list(request.prompt_ids), "sampling_params": options}
         async with room:
-            answer = await acall(self._url, "/inference/v1/generate", body, timeout_s=self._config.timeout_s)
+            answer = await self._server.acall("/inference/v1/generate", body)
         choice = answer["choices"][0]
         log_probs = [position["logprob"] for position in choice["logprobs"]["content"]]
         spans = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"]]
@@ -117,10 +129,10 @@ class Server:
         return facts
 
     def _get(self, path: str) -> Any:
-        return call(self._url, "GET", path, timeout_s=self._config.timeout_s)
+        return self._server.call("GET", path)
 
     def _post(self, path: str, body: Any = None) -> Any:
-        return call(self._url, "POST", path, body, timeout_s=self._config.timeout_s)
+        return self._server.call("POST", path, body)
 
 
 def _own_url(config: VLLMConfig, context: RolloutContext) -> str:
