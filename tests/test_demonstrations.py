@@ -18,7 +18,7 @@ from rlcore.models.load import load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.testing import FakeRoles
 from rlcore.trainer.describe import describe
-from rlcore.trainer.loop import _warn_of_mismatch
+from rlcore.trainer.loop import _compare_log_probs
 from rlcore.trainer.plan import make_plan
 from rlcore.trainer.run import Run
 from rlcore.types import LossTerms
@@ -249,7 +249,7 @@ def test_an_engine_that_is_off_is_told_once(caplog):
 
     with caplog.at_level(logging.WARNING):
         for gap in (0.0, 0.05, 0.051, 0.4):
-            _warn_of_mismatch(run, gap)
+            _compare_log_probs(run, gap)
 
     (record,) = caplog.records
     assert record.getMessage().startswith("step 7: the engine's log-probs are 0.051 nats off the trainer's")
