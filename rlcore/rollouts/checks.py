@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.errors import ModelError, NumericalError, SampleError
+from rlcore.errors import InfrastructureError, ModelError, NumericalError, SampleError
 from rlcore.types import Request
 
 
@@ -87,6 +88,42 @@ def check_finite(request: Request, log_probs: Sequence[float]) -> None:
                 f"request {request.request_id}: the model's logits are not finite at position {position}\n"
                 "Look for NaN or infinity in the weights of the last update."
             )
+
+
+class Readiness:
+    """May an engine serve: is it open and awake, and has it a whole set of weights?"""
+
+    def __init__(self) -> None:
+        self.broken: str | None = None
+        """Why there is no whole set of weights."""
+        self.is_asleep = self.is_closed = False
+
+    def check_open(self) -> None:
+        """Raise InfrastructureError after `close`."""
+        if self.is_closed:
+            raise InfrastructureError("the rollout engine is closed\nMake a new one.")
+
+    def check(self) -> None:
+        """Raise InfrastructureError when nothing may be generated, and say what to do."""
+        self.check_open()
+        if self.broken:
+            raise InfrastructureError(
+                f"the rollout engine has no whole set of weights: {self.broken}\nLoad them again."
+            )
+        if self.is_asleep:
+            raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
+
+    @contextmanager
+    def loading(self, version: int) -> Iterator[None]:
+        """Around an update: until it has ended well, nothing may be generated."""
+        self.check_open()
+        self.broken = f"the loading of version {version} did not end"
+        try:
+            yield
+        except Exception as error:
+            self.broken = str(error).partition("\n")[0]
+            raise
+        self.broken = None
 
 
 class ExpectedWeights:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
+from rlcore.errors import ConfigError, DeadlineExceeded
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import ExpectedWeights, Limits, read_limits
+from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness, read_limits
 from rlcore.types import Mesh, Request, Sample
 from rlcore_sglang.config import SGLangConfig
 from rlcore_sglang.requests import Answer, Response, sampling_params
@@ -46,9 +46,9 @@ class SGLangRollout:
         self._limits = read_limits(model.path, config.max_model_len)
         self._engine = _engine(config, model, context, self._limits)
         self._num_loads = self._version = 0
-        self._broken: str | None = None
+        self._state = Readiness()
         self._num_in_flight = 0
-        self._stale = self._asleep = self._closed = False
+        self._stale = False
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield samples as they finish. New weights may come meanwhile."""
@@ -82,20 +82,15 @@ class SGLangRollout:
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights; until all are here the engine serves nothing."""
-        self._open()
-        self._broken = f"the loading of version {version} did not end"
-        self._num_loads += 1
-        whole = self._expected.checked(weights, version)
-        try:
+        with self._state.loading(version):
+            self._num_loads += 1
+            whole = self._expected.checked(weights, version)
             if self._engine is None:
                 for _ in whole:  # gathering them may need every rank
                     pass
             else:
                 self._send(self._engine, whole, version)
-        except Exception as error:
-            self._broken = str(error).partition("\n")[0]
-            raise
-        self._version, self._broken = version, None
+            self._version = version
 
     @staticmethod
     def takes_turns(config: SGLangConfig) -> bool:
@@ -104,21 +99,21 @@ class SGLangRollout:
 
     def sleep(self) -> None:
         """Free the device. On a CPU there is nothing to free, and a server keeps its own."""
-        if not self._asleep:
+        if not self._state.is_asleep:
             self._occupation("release_memory_occupation")
-        self._asleep = True
+        self._state.is_asleep = True
 
     def wake(self) -> None:
         """Be ready again, with the weights that the engine had."""
-        if self._asleep:
+        if self._state.is_asleep:
             self._occupation("resume_memory_occupation")
-        self._asleep = False
+        self._state.is_asleep = False
 
     def close(self) -> None:
         """End the engine; a server goes on."""
         if self._engine is not None:
             self._engine.close()
-        self._engine, self._closed = None, True
+        self._engine, self._state.is_closed = None, True
 
     async def _respond(self, engine: Engine, response: Response, params: Mapping[str, Any]) -> Sample:
         """One response; where new weights aborted it, its beginning goes back as prompt."""
@@ -127,7 +122,7 @@ class SGLangRollout:
             answer = await engine.answer(response.prompt_ids, params)
             response.add(answer)
             aborted = answer.finish_reason["type"] == "abort" and num_loads != self._num_loads
-            if not aborted or response.is_full or self._broken:
+            if not aborted or response.is_full or self._state.broken:
                 return response.sample(answer, self._version)
             params = sampling_params(response, self._limits, self._config)
 
@@ -139,22 +134,12 @@ class SGLangRollout:
         send(engine, weights, version, config=self._config, device=device, path=self._path, pause=pause)
 
     def _occupation(self, action: str) -> None:
-        self._open()
+        self._state.check_open()
         if self._engine is not None and self._device != "cpu" and not self._config.url:
             self._engine.control(action)
 
-    def _open(self) -> None:
-        if self._closed:
-            raise InfrastructureError("the rollout engine is closed\nMake a new one.")
-
     def _ready(self) -> Engine | None:
-        self._open()
-        if self._broken:
-            raise InfrastructureError(
-                f"the rollout engine has no whole set of weights: {self._broken}\nLoad them again."
-            )
-        if self._asleep:
-            raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
+        self._state.check()
         return self._engine
 
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.errors import ConfigError
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import ExpectedWeights, Limits
+from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness
 from rlcore.types import Mesh, Request, Sample
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.requests import sampling_options
@@ -46,9 +46,8 @@ class VLLMRollout:
         check_directory(model.path)
         self.mesh = _mesh(config, context)
         self._expected = ExpectedWeights(model.path)
-        self._engine: Engine | None = _engine(config, model, context)
-        self._broken: str | None = None
-        self._asleep = False
+        self._engine = _engine(config, model, context)
+        self._state = Readiness()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield samples as they finish. New weights may come meanwhile."""
@@ -64,14 +63,8 @@ class VLLMRollout:
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights; until all are here the engine serves nothing."""
-        engine = self._open()
-        self._broken = f"the loading of version {version} did not end"
-        try:
-            engine.load(self._expected.checked(weights, version), version)
-        except Exception as error:
-            self._broken = str(error).partition("\n")[0]
-            raise
-        self._broken = None
+        with self._state.loading(version):
+            self._engine.load(self._expected.checked(weights, version), version)
 
     def pause(self) -> None:
         """Draw no further token until `resume`: what is in flight waits, and new weights may come. May be called twice."""
@@ -88,36 +81,29 @@ class VLLMRollout:
 
     def sleep(self) -> None:
         """Free the device."""
-        if not self._asleep:
+        if not self._state.is_asleep:
             self._open().sleep()
-        self._asleep = True
+        self._state.is_asleep = True
 
     def wake(self) -> None:
         """Be ready again, with the weights that the engine had."""
-        if self._asleep:
+        if self._state.is_asleep:
             self._open().wake()
-        self._asleep = False
+        self._state.is_asleep = False
 
     def close(self) -> None:
         """End the engine."""
-        if self._engine is not None:
+        if not self._state.is_closed:
             self._engine.close()
-        self._engine = None
+        self._state.is_closed = True
 
     def _open(self) -> Engine:
-        if self._engine is None:
-            raise InfrastructureError("the rollout engine is closed\nMake a new one.")
+        self._state.check_open()
         return self._engine
 
     def _ready(self) -> Engine:
-        engine = self._open()
-        if self._broken:
-            raise InfrastructureError(
-                f"the rollout engine has no whole set of weights: {self._broken}\nLoad them again."
-            )
-        if self._asleep:
-            raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
-        return engine
+        self._state.check()
+        return self._engine
 
 
 def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> Engine:
