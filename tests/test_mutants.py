@@ -370,6 +370,16 @@ def reloaded_without_moments(self):
     self._optimizer.state.clear()
 
 
+def put_away(self):
+    for parameter in self._model.parameters():
+        parameter.away, parameter.data = getattr(parameter, "away", parameter.data), torch.empty(0)
+
+
+def brought_back(self):
+    for parameter in self._model.parameters():
+        parameter.data = getattr(parameter, "away", parameter.data)
+
+
 def frozen_differs(self, batch, *, temperature):
     return LocalBackend.forward(self, batch, temperature=temperature if self._context.trained else 2.0)
 
@@ -424,7 +434,10 @@ for test, suites in {
         "changes first, checks later": backend(load=half_loaded),
         "goes on": backend(load=not_checked),
     },
-    "offload_and_reload_bring_everything_back": {"forgets the moments": backend(reload=reloaded_without_moments)},
+    "offload_and_reload_bring_everything_back": {
+        "forgets the moments": backend(reload=reloaded_without_moments),
+        "has no weights while it is away": backend(offload=put_away, reload=brought_back),
+    },
     "a_frozen_model_gives_the_same_outputs": {"differs": backend(forward=frozen_differs)},
 }.items():  # fmt: skip
     for fault, suite in suites.items():
