@@ -39,21 +39,25 @@ def small_buckets(monkeypatch):
     monkeypatch.setattr("rlcore.controller.weights.BUCKET_BYTES", BUCKET)
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
-def runtime(request):
-    runtime = start(request.param)
-    yield runtime
-    runtime.shutdown()
+@pytest.fixture(scope="module")
+def runtimes():
+    """By name, started when they are first asked for."""
+    started = {}
+    yield lambda name: started[name] if name in started else started.setdefault(name, start(name))
+    for runtime in started.values():
+        runtime.shutdown()
 
 
-@pytest.fixture(params=[ObjectStore, Collective])
-def parts(runtime, request):
+@pytest.fixture(
+    params=[("local", ObjectStore), ("ray", ObjectStore), ("ray", Collective)],
+    ids=lambda it: f"{it[0]}-{it[1].__name__}",
+)
+def parts(runtimes, request):
     """(source, target, way)."""
-    if runtime.config.name == "local" and request.param is Collective:
-        pytest.skip("a process of its own for each rank is what it is for")
-    source = spawn(Giver, runtime, role="actor", pool="a")
-    target = spawn(Taker, runtime, role="rollout", pool="b")
-    return source, target, request.param(source=source, target=target)
+    name, way = request.param
+    source = spawn(Giver, runtimes(name), role="actor", pool="a")
+    target = spawn(Taker, runtimes(name), role="rollout", pool="b")
+    return source, target, way(source=source, target=target)
 
 
 def test_every_rank_gets_every_bit_with_the_version(parts):
@@ -95,9 +99,8 @@ def test_a_target_that_fails_is_the_error_and_the_next_update_mends_it(parts, na
     assert target.state() == [(2, True, True)] * 2
 
 
-def test_the_group_is_built_once(runtime, monkeypatch):
-    if runtime.config.name == "local":
-        pytest.skip("no groups in one process")
+def test_the_group_is_built_once(runtimes, monkeypatch):
+    runtime = runtimes("ray")
     source, target = (spawn(it, runtime, role=it.__name__, pool=pool) for it, pool in ((Giver, "a"), (Taker, "b")))
     way = Collective(source=source, target=target)
     submit, seen = runtime.submit, []
