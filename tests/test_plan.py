@@ -607,6 +607,14 @@ def test_turns_that_cannot_be_are_refused_when_asked_for(plan_of):
         plan_of(take_turns="sometimes")
 
 
+def test_an_engine_that_keeps_its_gpu_is_told(plan_of, monkeypatch, caplog):
+    monkeypatch.setattr("rlcore.trainer.turns.resolve_device", lambda asked: "cuda")
+
+    assert plan_of(rollout={"name": f"{__name__}:Stays"}).turns == ()
+
+    assert "rollout does not say that it can leave its device (takes_turns), so actor and rollout hold" in caplog.text
+
+
 def test_turns_on_cpus_must_fit_together(plan_of, monkeypatch):
     plan = plan_of(take_turns="always")
     need = estimate_of_actor(plan.config) + rollout_bytes(

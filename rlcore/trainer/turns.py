@@ -6,6 +6,7 @@ once; weights travel while the engine is awake, from where the trained role has 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from rlcore.config.schema import Config
@@ -14,6 +15,7 @@ from rlcore.controller.runtime import resolve_device
 from rlcore.errors import ConfigError
 from rlcore.registry import Resolved
 
+logger = logging.getLogger(__name__)
 _GIB = 2**30
 
 
@@ -79,7 +81,16 @@ def turn_takers(
         _check_able(config, pool, roles, unable)
         return roles
     on_cpu = pool is None or resolve_device(config.pools[pool].device) == "cpu"
-    return () if config.take_turns == "never" or on_cpu or unable else roles
+    if config.take_turns == "never" or on_cpu or not roles:
+        return ()
+    for kind in unable:
+        if getattr(plugins[kind][0], "takes_turns", None) is None:
+            logger.warning(
+                "%s does not say that it can leave its device (takes_turns), so %s and rollout hold memory at once",
+                kind,
+                ", ".join(roles),
+            )
+    return () if unable else roles
 
 
 def _able(plugin: type, own: object) -> bool:
