@@ -66,7 +66,7 @@ $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python $(INSTALL) "$(TORCH)"
 	.venv-$*/bin/python $(INSTALL) --no-deps --requirement $<
-	.venv-$*/bin/python $(INSTALL) --no-deps --editable . --editable plugins/rlcore-$*
+	.venv-$*/bin/python $(INSTALL) --no-deps --editable . --editable plugins/rlcore-$* --editable plugins/rlcore-fsdp
 	@test ! -f plugins/rlcore-$*/tests/plain_cpu/enable.py || .venv-$*/bin/python plugins/rlcore-$*/tests/plain_cpu/enable.py
 	@touch $@
 
