@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 from rlcore.errors import ModelError, did_you_mean_path
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_SAMPLE_BYTES = 2**16
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
 _COPIED_FILES = (
     "tokenizer*",
@@ -138,3 +140,27 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
         )
     return model.to(device).eval()
+
+
+def check_same_files(directory: Path, device: Any) -> None:
+    """All ranks must read the same files: names, sizes and a sample of the bytes are compared. Every rank calls it.
+
+    Raises:
+        ModelError: they do not.
+    """
+    import torch
+    import torch.distributed as dist
+
+    digest = hashlib.sha256()
+    for path in sorted([directory / "config.json", *directory.glob("*.safetensors")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for at in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                file.seek(at)
+                digest.update(file.read(_SAMPLE_BYTES))
+    own = torch.tensor([int.from_bytes(digest.digest()[:7], "big")], device=device)
+    found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    if any(int(other) != int(own) for other in found):
+        raise ModelError(f"the ranks have read different weights from {directory}\nCopy one model to every node.")

@@ -21,11 +21,12 @@ from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore_fsdp import checkpoint, lora, memory
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, State
-from rlcore_fsdp.config import FSDPConfig, check_versions
+from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.mesh import make_grid
 from rlcore_fsdp.model import PackedModel, build
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
@@ -42,7 +43,7 @@ class FSDPBackend:
     def __init__(
         self, config: FSDPConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
     ) -> None:
-        check_versions()
+        check_versions("rlcore-fsdp", "backend=fsdp")
         self._config, self._model_config, self._optimizer_config = config, model, optimizer
         self._context, self._device = context, torch.device(context.device)
         self._grid = make_grid(config, context)

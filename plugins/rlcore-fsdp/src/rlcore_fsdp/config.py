@@ -1,16 +1,11 @@
-"""Settings of `backend=fsdp`, and the check that the installed libraries are those that it was written for."""
+"""Settings of `backend=fsdp`."""
 
 from __future__ import annotations
 
-import importlib.metadata as metadata
 from dataclasses import dataclass
 from typing import Literal
 
-from packaging.requirements import Requirement
-
-from rlcore.errors import ConfigError, require
-
-_PACKAGE = "rlcore-fsdp"
+from rlcore.errors import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,28 +46,3 @@ class FSDPConfig:
         require(not both, "tensor_parallel", "1 when lora_rank is above 0", self.tensor_parallel, 1)
         both = self.context_parallel > 1 and self.tensor_parallel > 1
         require(not both, "context_parallel", "1 when tensor_parallel is above 1", self.context_parallel, 1)
-
-
-def check_versions(extra: str = "") -> None:
-    """Compare what is installed with the ranges in this package's metadata.
-
-    Raises:
-        ConfigError: a package is missing or of another version; says what to type.
-    """
-    for text in metadata.requires(_PACKAGE) or []:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
-            continue
-        wanted = f"{requirement.name}{requirement.specifier}"
-        try:
-            found = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            package = f"{_PACKAGE}[{extra}]" if extra else _PACKAGE
-            raise ConfigError(
-                f"backend=fsdp needs {wanted}, which is not installed\nType  pip install '{package}'"
-            ) from None
-        if not requirement.specifier.contains(found, prereleases=True):
-            raise ConfigError(
-                f"backend=fsdp was written for {wanted}, and {requirement.name} {found} is installed\n"
-                f"Type  pip install '{wanted}'"
-            )

@@ -6,7 +6,6 @@ conversion, one parameter at a time. Peak memory of a rank is its shard and one 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
@@ -14,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcore.errors import ModelError
-
-_SAMPLE_BYTES = 2**16
 
 
 class Conversion:
@@ -143,24 +139,3 @@ def own_part(tensor: Tensor) -> tuple[slice, ...]:
             size[dim] = min(step, size[dim] - before)
         assert size == list(tensor.to_local().shape), f"part {size} of a shard of {list(tensor.to_local().shape)}"
     return tuple(slice(start, start + length) for start, length in zip(begin, size))
-
-
-def check_same_files(directory: Path, device: torch.device) -> None:
-    """All ranks must read the same files: names, sizes and a sample of the bytes are compared. Every rank calls it.
-
-    Raises:
-        ModelError: they do not.
-    """
-    digest = hashlib.sha256()
-    for path in sorted([directory / "config.json", *directory.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for at in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                file.seek(at)
-                digest.update(file.read(_SAMPLE_BYTES))
-    own = torch.tensor([int.from_bytes(digest.digest()[:7], "big")], device=device)
-    found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
-    if any(int(other) != int(own) for other in found):
-        raise ModelError(f"the ranks have read different weights from {directory}\nCopy one model to every node.")

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlcore_fsdp.config import FSDPConfig, check_versions
+from rlcore.registry.versions import check_versions
+from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.load import own_part
 
 ADAPTER = "default"
@@ -24,7 +25,7 @@ ADAPTER = "default"
 
 def add_adapters(model: Any, config: FSDPConfig) -> None:
     """Put adapters into a model, in place; everything else is frozen."""
-    check_versions("lora")
+    check_versions("rlcore-fsdp", "backend=fsdp", "lora")
     import peft
 
     peft.inject_adapter_in_model(adapter_config(config), model, ADAPTER)

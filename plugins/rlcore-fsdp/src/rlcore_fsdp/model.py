@@ -24,13 +24,13 @@ from torch.distributed.fsdp import (
 
 from rlcore.errors import ModelError
 from rlcore.models.activations import checkpoint_activations
-from rlcore.models.load import check_directory
+from rlcore.models.load import check_directory, check_same_files
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.head import LogitRule, token_statistics
-from rlcore_fsdp.load import Conversion, check_same_files, load_shards, own_part
+from rlcore_fsdp.load import Conversion, load_shards, own_part
 from rlcore_fsdp.mesh import Grid
 
 VALUE_HEAD = "value_head.weight"

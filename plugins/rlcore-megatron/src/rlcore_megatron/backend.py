@@ -1,0 +1,178 @@
+"""`megatron`: one model over tensor, pipeline and data parallel devices. The same results as `local`, whatever the grid.
+
+Every method but `offload` and `reload` is collective. All ranks of a pipeline get the same rows and plan the same
+micro-batches; ranks with other rows plan their own, and then all run as many as the longest plan has, the missing ones
+on a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlcore.backends.optimizer import lr_at
+from rlcore.data.batch import Batch
+from rlcore.data.packing import plan_micro_batches
+from rlcore.errors import ConfigError
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.registry.versions import check_versions
+from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families import FAMILIES, Family
+
+if TYPE_CHECKING:
+    from rlcore_megatron.engine import Engine
+
+
+class MegatronBackend:
+    """One rank of one model."""
+
+    Config = MegatronConfig
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+    """model_type -> how its weights are called here."""
+
+    def __init__(
+        self, config: MegatronConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
+    ) -> None:
+        check_versions("rlcore-megatron", "backend=megatron")
+        _check_device()
+        self._config, self._model_config, self._optimizer_config = config, model, optimizer
+        self._context, self._device = context, torch.device(context.device)
+        self._engine = self._make_engine()
+        self.mesh = self._engine.grid.here
+        self._num_steps = 0
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
+        """Outputs of all tokens under `loss_mask`, in batch order; zeros on ranks that do not return."""
+        found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
+        offsets, plan = batch.offsets(), self._plan(batch)
+        parts = [batch.take(rows) for rows in plan]
+
+        def compute(i: int, hidden: Tensor) -> Tensor:
+            if plan[i]:
+                out = self._outputs(parts[i], hidden, temperature)
+                where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in plan[i]])
+                for name, column in found.items():
+                    column[where.to(self._device)] = getattr(out, name)
+            return hidden.new_zeros((), dtype=torch.float32)
+
+        self._engine.run([_tokens(part) for part in parts], compute, backward=False)
+        return TokenOutputs(**found)
+
+    def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
+        """Accumulate the gradients of every micro-batch; metrics are those of the last stage."""
+        assert self._context.trained, "forward_backward on a frozen model"
+        plan, metrics = self._plan(batch), []
+        parts = [batch if len(rows) == len(batch) else batch.take(rows) for rows in plan]
+
+        def compute(i: int, hidden: Tensor) -> Tensor:
+            total = hidden[:1].float().sum() * 0.0  # reaches the stages before, whatever the loss does
+            if plan[i]:
+                scalar, of_this = loss(self._outputs(parts[i], hidden, temperature), parts[i])
+                metrics.append(of_this)
+                total = total + scalar
+            return total
+
+        self._engine.run([_tokens(part) for part in parts], compute, backward=True)
+        return merge_metrics(metrics)
+
+    def step(self) -> Metrics:
+        """Sum gradients, clip, optimise; a gradient that is not finite changes nothing."""
+        assert self._context.trained, "step on a frozen model"
+        lr = lr_at(self._optimizer_config, self._num_steps, self._context.total_steps)
+        norm = self._engine.step(lr)
+        if norm is None:
+            return {"skipped": Mean(1.0), "lr": Mean(lr)}
+        self._num_steps += 1
+        return {"grad_norm": Mean(norm), "lr": Mean(lr), "skipped": Mean(0.0)}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters under their Hugging Face names, tied ones once, the value head not; in the type they compute with."""
+        return self._engine.weights()
+
+    def save(self, directory: Path) -> None:
+        """Each rank writes its slices of Hugging Face tensors, float32 parameters and moments."""
+        self._engine.save(directory, self._num_steps)
+
+    def load(self, directory: Path) -> None:
+        """Read everything that this rank needs; any grid may have written it."""
+        self._num_steps = self._engine.load(directory)
+
+    @staticmethod
+    def export(source: Path, target: Path) -> None:
+        """A Hugging Face model in float32."""
+        from rlcore_megatron import checkpoint
+
+        checkpoint.export(source, target)
+
+    def offload(self) -> None:
+        """Parameters, gradients and optimiser go to host memory."""
+        self._engine.offload()
+
+    def reload(self) -> None:
+        self._engine.reload()
+
+    def _make_engine(self) -> Engine:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # megatron-core warns of each optional package that it lacks
+            from rlcore_megatron.engine import Engine
+
+            return Engine(
+                self._config,
+                self.families,
+                model=self._model_config,
+                optimizer=self._optimizer_config,
+                context=self._context,
+            )
+
+    def _output_names(self) -> tuple[str, ...]:
+        return ("log_probs", "entropy") if self._context.head == "token" else ("values",)
+
+    def _plan(self, batch: Batch) -> list[list[int]]:
+        """Rows of each micro-batch; all ranks have equally many, some of them empty."""
+        plan = plan_micro_batches(batch.lengths.cpu().numpy(), self._model_config.max_tokens_per_device)
+        longest = torch.tensor([max(1, len(plan))], device=self._device)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        wanted = int(longest)
+        if self._config.virtual_stages > 1:  # these take turns in rounds of one micro-batch for each device
+            wanted += -wanted % self._config.pipeline_parallel
+        return plan + [[]] * (wanted - len(plan))
+
+    def _outputs(self, batch: Batch, hidden: Tensor, temperature: float) -> TokenOutputs:
+        """[T] outputs, zero outside the loss mask. Token i comes from the state before it."""
+        ids = batch["input_ids"]
+        where = batch["loss_mask"].nonzero().squeeze(1)
+        starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
+        where = where[~torch.isin(where, starts)]  # a first token has nothing before it
+        if not len(where):
+            zeros = torch.zeros(len(ids), device=self._device)
+            return TokenOutputs(**dict.fromkeys(self._output_names(), zeros))
+        found = self._engine.head(hidden.index_select(0, where - 1), ids[where], temperature)
+        spread = [torch.zeros(len(ids), device=self._device).index_put((where,), row) for row in found]
+        return TokenOutputs(**dict(zip(self._output_names(), spread)))
+
+
+def _tokens(batch: Batch) -> tuple[Tensor, list[int]]:
+    """Tokens and lengths of a micro-batch; one token where there is none."""
+    ids = batch["input_ids"]
+    if not len(ids):
+        return ids.new_zeros(1), [1]
+    return ids, [length for length in batch.lengths.tolist() if length]
+
+
+def _check_device() -> None:
+    """Raises: ConfigError: there is no CUDA device, which megatron-core allocates on by name."""
+    try:
+        torch.empty(0, device="cuda")
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigError(
+            "backend=megatron needs CUDA devices, on which megatron-core allocates by name; this machine has none:"
+            f" {str(error).splitlines()[0]}\nType  backend=fsdp  or  backend=local"
+        ) from error

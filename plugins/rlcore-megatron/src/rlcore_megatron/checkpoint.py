@@ -1,0 +1,137 @@
+"""Checkpoints as slices of Hugging Face tensors: any grid reads what another has written, and nothing is pickled.
+
+    shards/rank-00000.safetensors …       what each rank holds that no lower one does
+    config.json, generation_config.json   of the model
+    backend.json                          what belongs to the checkpoint; written last
+
+Tensors are named param.NAME, exp_avg.NAME and exp_avg_sq.NAME, all float32. megatron-core's own checkpoints are pickles
+in part, and are not used.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlcore.errors import ModelError
+from rlcore_megatron.files import TensorFiles, write
+from rlcore_megatron.layout import VALUE_HEAD, Slice
+
+_STATE, _SHARDS = "backend.json", "shards"
+_CONFIGS = ("config.json", "generation_config.json")
+_FILE_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a checkpoint is besides tensors: backend.json."""
+
+    num_steps: int
+    model: dict[str, int | str]
+    """Sizes of the model, head included."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Name -> size of every shard file."""
+
+
+def write_shard(directory: Path, name: str, tensors: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> None:
+    """This rank's file; ranks that hold nothing of their own write none."""
+    shards = directory / _SHARDS
+    shards.mkdir(exist_ok=True)
+    if tensors:
+        write(shards / f"{name}.safetensors", tensors, slices)
+
+
+def finish(directory: Path, source: Path, state: State) -> None:
+    """Make it a checkpoint; one rank calls it when all have written."""
+    for name in _CONFIGS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
+    files = {path.name: path.stat().st_size for path in sorted((directory / _SHARDS).iterdir())}
+    temporary = directory / f".{_STATE}"
+    temporary.write_text(json.dumps(asdict(state) | {"files": files}, indent=1))
+    temporary.rename(directory / _STATE)
+
+
+def read_state(directory: Path) -> State:
+    """What the checkpoint is.
+
+    Raises:
+        ModelError: it is none, or a shard is missing or cut off.
+    """
+    path = directory / _STATE
+    if not path.is_file():
+        raise ModelError(f"{directory} is not a whole checkpoint: {_STATE} is missing\nNothing was loaded.")
+    try:
+        state = State(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"{path} is not from backend=megatron: {error}\nResume with the backend that wrote it."
+        ) from error
+    for name, size in state.files.items():
+        file = directory / _SHARDS / name
+        found = file.stat().st_size if file.is_file() else 0
+        if found != size:
+            what = f"has {found} bytes instead of {size}" if found else "is missing"
+            raise ModelError(f"{directory} is not a whole checkpoint: {_SHARDS}/{name} {what}\nNothing was loaded.")
+    return state
+
+
+def check_same_model(directory: Path, state: State, own: Mapping[str, int | str]) -> None:
+    """Raises: ModelError: the checkpoint is of another model; says what differs."""
+    for name, value in own.items():
+        if state.model.get(name) != value:
+            raise ModelError(
+                f"{directory} is a checkpoint of another model: {name} is {state.model.get(name)} there and {value} here\n"
+                "Give the model.path that the run began with. Nothing was loaded."
+            )
+
+
+def open_shards(directory: Path, state: State) -> TensorFiles:
+    """The tensors of a checkpoint."""
+    return TensorFiles(directory, [directory / _SHARDS / name for name in state.files])
+
+
+def export(source: Path, target: Path) -> None:
+    """A Hugging Face model from a checkpoint, in one process without devices, a few gigabytes at a time."""
+    state = read_state(source)
+    with open_shards(source, state) as files:
+        prefix = "param."
+        names = [key.removeprefix(prefix) for key in files.shapes if key.startswith(prefix)]
+        wholes = [_whole(name, files.shapes[prefix + name]) for name in sorted(names) if name != VALUE_HEAD]
+        files.check(wholes, prefix)
+        groups: list[list[Slice]] = [[]]
+        room = _FILE_BYTES
+        for where in wholes:
+            size = 4 * torch.Size(where.shape).numel()
+            if groups[-1] and size > room:
+                groups.append([])
+                room = _FILE_BYTES
+            groups[-1].append(where)
+            room -= size
+        weight_map = {}
+        for i, group in enumerate(groups, 1):
+            file = f"model-{i:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else "model.safetensors"
+            tensors = {where.name: files.read(where, prefix).contiguous() for where in group}
+            save_file(tensors, target / file, {"format": "pt"})
+            weight_map |= {where.name: file for where in group}
+    if len(groups) > 1:
+        index = {
+            "metadata": {"total_size": 4 * sum(torch.Size(w.shape).numel() for w in wholes)},
+            "weight_map": weight_map,
+        }
+        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    for name in _CONFIGS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def _whole(name: str, shape: tuple[int, ...]) -> Slice:
+    return Slice(name, 0, 0, shape[0], shape)

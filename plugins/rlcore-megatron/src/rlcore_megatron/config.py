@@ -1,0 +1,67 @@
+"""Settings of `backend=megatron`. Imports no megatron-core: `rlcore config` works where it is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Literal
+
+from rlcore.errors import ConfigError, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronConfig:
+    """How one model is laid over the devices. Devices of a pool = data · pipeline_parallel · tensor_parallel; data is
+    what the others leave."""
+
+    tensor_parallel: int = 1
+    """Devices that share the matrices of a layer and the vocabulary, and compute the same samples."""
+    pipeline_parallel: int = 1
+    """Devices that hold the layers one after the other; micro-batches move through them (1F1B)."""
+    virtual_stages: int = 1
+    """Pieces of the model on each device of a pipeline: less waiting, more communication."""
+    expert_parallel: int = 1
+    """Data-parallel devices that share the experts of a mixture instead of each holding all of them."""
+    sequence_parallel: bool = False
+    """Norms and residuals are cut by tokens over the tensor-parallel devices: less memory for activations."""
+    distributed_optimizer: bool = True
+    """Moments and float32 parameters are sharded over the data-parallel devices."""
+    recompute: Literal["full", "selective"] = "full"
+    """With model.gradient_checkpointing: whole layers, or their attention alone."""
+    layers: Literal["auto", "transformer_engine", "local"] = "auto"
+    """Whose layers: Transformer Engine's, megatron-core's own, or Transformer Engine's where it is installed."""
+    fp8: Literal["", "e4m3", "hybrid"] = ""
+    """Handed to Transformer Engine; empty: no fp8."""
+    weights_bucket_mb: int = 256
+    """Weights on their way to the rollout that are gathered at a time, in megabytes of one device's part."""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel", "pipeline_parallel", "virtual_stages", "expert_parallel", "weights_bucket_mb"):
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ConfigError(
+                "sequence_parallel=true needs tensor_parallel above 1: it cuts over the tensor-parallel devices\n"
+                "Type  backend.tensor_parallel=2  or  backend.sequence_parallel=false"
+            )
+        if self.virtual_stages > 1 and self.pipeline_parallel == 1:
+            raise ConfigError(
+                f"virtual_stages={self.virtual_stages} needs pipeline_parallel above 1\n"
+                "Type  backend.pipeline_parallel=2  or  backend.virtual_stages=1"
+            )
+        if self.fp8 and self.layers == "local":
+            raise ConfigError(
+                f"fp8={self.fp8} needs the layers of Transformer Engine, and layers=local\n"
+                "Type  backend.layers=transformer_engine  or  backend.fp8=''"
+            )
+
+    @property
+    def uses_transformer_engine(self) -> bool:
+        """Raises: ConfigError: it is asked for and not installed."""
+        found = importlib.util.find_spec("transformer_engine") is not None
+        needs = "layers=transformer_engine" if self.layers == "transformer_engine" else f"fp8={self.fp8}"
+        if not found and (self.fp8 or self.layers == "transformer_engine"):
+            raise ConfigError(
+                f"backend=megatron with {needs} needs Transformer Engine, which is not installed\n"
+                "Type  pip install --no-build-isolation 'transformer-engine[pytorch]'  or  backend.layers=local backend.fp8=''"
+            )
+        return found and self.layers != "local"

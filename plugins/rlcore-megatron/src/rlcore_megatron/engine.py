@@ -1,0 +1,198 @@
+"""What this rank does for its model: micro-batches through megatron-core's schedules, steps, and tensors in and out.
+
+Whatever imports megatron-core is behind this module, which the backend imports once it knows that it is there.
+Shapes: T tokens of a micro-batch, n tokens under the loss, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from rlcore.models.load import check_directory, check_same_files
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore_megatron import checkpoint
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families import Family, family_of
+from rlcore_megatron.files import TensorFiles
+from rlcore_megatron.grid import make_grid
+from rlcore_megatron.head import token_statistics
+from rlcore_megatron.layout import VALUE_HEAD, Slice
+from rlcore_megatron.memory import HostCopy
+from rlcore_megatron.model import Samples, build, hf_config_of
+from rlcore_megatron.optimizer import MOMENTS, Optimizer
+from rlcore_megatron.weights import WeightStream
+
+_SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+MicroBatch = tuple[Tensor, list[int]]
+"""[T] input_ids and the lengths of the samples, none of them 0."""
+
+
+class Engine:
+    """This rank's part of one model. Every method but `offload` and `reload` is collective."""
+
+    def __init__(
+        self,
+        config: MegatronConfig,
+        families: Mapping[str, Family],
+        *,
+        model: ModelConfig,
+        optimizer: OptimizerConfig,
+        context: BackendContext,
+    ) -> None:
+        self._source = check_directory(model.path)
+        hf_config = hf_config_of(self._source)
+        family = family_of(hf_config, families, model.path)
+        if context.device != "cpu":
+            torch.cuda.set_device(context.device)
+        self.grid = make_grid(config, context)
+        check_same_files(self._source, torch.device(context.device))
+        self._model = build(hf_config, family, config, model, self.grid, context)
+        self._device = torch.device(context.device)
+        self._sizes = {name: getattr(hf_config, name) for name in _SIZES} | {"head": context.head}
+        self._rank = context.rank
+        self._read_weights()
+        self._optimizer = Optimizer(self._model, config, optimizer, self.grid) if context.trained else None
+        self._chunks = self._model.chunks if self._optimizer is None else self._optimizer.chunks
+        self._stream = WeightStream(self._model, self.grid, config.weights_bucket_mb)
+        self._group = dist.new_group(backend="gloo")
+        self._away: HostCopy | None = None
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], compute: Callable[[int, Tensor], Tensor], *, backward: bool
+    ) -> None:
+        """Send micro-batches through the pipeline; gradients of what `compute` returns are added to those that are there.
+
+        Args:
+            micro_batches: equally many on all ranks.
+            compute: from the number of a micro-batch and its hidden states [T, D] to a scalar; on the last stage only.
+        """
+        sequence_parallel, tensor = self._model.config.sequence_parallel, self.grid.tensor.size()
+
+        def forward_step(numbered: Iterator[tuple[int, MicroBatch]], chunk: nn.Module) -> tuple[Tensor, object]:
+            i, (ids, lengths) = next(numbered)
+            padding = -len(ids) % tensor if sequence_parallel else 0
+            samples = Samples.of(lengths + [padding] * (padding > 0), self._device)
+            padded = nn.functional.pad(ids, (0, padding))[None]
+            assert samples.packing is not None
+            out = chunk(padded, samples.packing.position_ids, None, packed_seq_params=samples)
+
+            def loss(output: Tensor) -> tuple[Tensor, Tensor, dict[str, object]]:
+                scalar = compute(i, self._model.hidden(output)[: len(ids)])
+                return scalar, torch.ones((), dtype=torch.int, device=self._device), {}
+
+            return out, loss
+
+        iterators = [enumerate(micro_batches) for _ in self._chunks]
+        for chunk in self._chunks:
+            chunk.train(backward)
+        with torch.set_grad_enabled(backward):
+            get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=iterators if len(iterators) > 1 else iterators[0],
+                model=self._chunks if len(self._chunks) > 1 else self._chunks[0],
+                num_microbatches=len(micro_batches),
+                seq_length=max(len(ids) for ids, _ in micro_batches),
+                micro_batch_size=1,
+                forward_only=not backward,
+            )
+
+    def head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, ...]:
+        """(log-probs [n], entropy [n]), or (values [n],), float32, from hidden states [n, D]; on the last stage."""
+        weight = self._model.head_weight()
+        if self._model.is_critic:
+            return (nn.functional.linear(hidden.float(), weight).squeeze(-1),)
+        return token_statistics(
+            hidden,
+            weight,
+            targets,
+            temperature=temperature,
+            vocabulary=self._model.vocabulary,
+            group=self.grid.tensor,
+        )
+
+    def step(self, lr: float) -> float | None:
+        """The gradient's norm; None: it was not finite and nothing has changed."""
+        assert self._optimizer is not None, "step on a frozen model"
+        return self._optimizer.step(lr)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters under their Hugging Face names, the same on every rank."""
+        return iter(self._stream)
+
+    def save(self, directory: Path, num_steps: int) -> None:
+        """Each rank writes what no lower one has."""
+        assert self._optimizer is not None, "save of a frozen model"
+        tensors: dict[str, Tensor] = {}
+        slices: dict[str, Slice] = {}
+        for parameter, entry in self._model.entries.items():
+            if entry.is_copy:
+                continue
+            state = self._optimizer.state(parameter)
+            replicas = self.grid.expert_data if entry.is_expert else self.grid.data
+            first = self.grid.tensor.rank() == 0 or entry.devices > 1 or entry.is_expert
+            if replicas.rank() or not first:
+                continue
+            for kind, whole in state.items():
+                for where, part in zip(entry.slices(self.grid.tensor.rank()), entry.split(whole)):
+                    if where.start < where.stop:
+                        own = part.narrow(where.axis, 0, where.stop - where.start)
+                        tensors[f"{kind}.{where.name}"] = own.detach().to("cpu", torch.float32)
+                        slices[f"{kind}.{where.name}"] = where
+        checkpoint.write_shard(directory, f"rank-{self._rank:05}", tensors, slices)
+        dist.barrier(group=self._group)
+        if self._rank == 0:
+            checkpoint.finish(directory, self._source, checkpoint.State(num_steps=num_steps, model=self._sizes))
+        dist.barrier(group=self._group)
+
+    def load(self, directory: Path) -> int:
+        """Read what any grid has saved; returns the number of steps. Everything is checked before anything changes."""
+        state = checkpoint.read_state(directory)
+        checkpoint.check_same_model(directory, state, self._sizes)
+        kinds = ("param", *MOMENTS) if self._optimizer is not None and state.num_steps else ("param",)
+        device = self.grid.tensor.rank()
+        with checkpoint.open_shards(directory, state) as files:
+            for kind in kinds:
+                files.check((where for e in self._model.entries.values() for where in e.slices(device)), f"{kind}.")
+            for parameter, entry in self._model.entries.items():
+                found = {
+                    kind: entry.weave([files.read(where, f"{kind}.") for where in entry.slices(device)])
+                    for kind in kinds
+                }
+                if self._optimizer is not None:
+                    self._optimizer.restore(parameter, found, state.num_steps)
+                else:
+                    parameter.data.copy_(found["param"])
+        dist.barrier(group=self._group)
+        return state.num_steps
+
+    def offload(self) -> None:
+        """Move everything to host memory."""
+        if self._away is None:
+            tensors = [tensor for chunk in self._model.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+            if self._optimizer is not None:
+                tensors += self._optimizer.tensors()
+            self._away = HostCopy(tensors, self._device)
+
+    def reload(self) -> None:
+        """Bring it back."""
+        if self._away is not None:
+            self._away.restore()
+            self._away = None
+
+    @torch.no_grad()
+    def _read_weights(self) -> None:
+        device = self.grid.tensor.rank()
+        made_here = {VALUE_HEAD}
+        entries = [(p, e) for p, e in self._model.entries.items() if not made_here & set(e.names)]
+        with TensorFiles(self._source, self._source.glob("*.safetensors")) as files:
+            files.check(where for _, entry in entries for where in entry.slices(device))
+            for parameter, entry in entries:
+                parts = [files.read(where) for where in entry.slices(device)]
+                parameter.copy_(entry.weave(parts))

@@ -1,0 +1,165 @@
+"""Which model families there are, as data: what each is called here and in Hugging Face files, and what it must not have.
+
+To add one, make a `Family` and a backend that knows it:
+
+    class Mine(MegatronBackend):
+        families = {**FAMILIES, "my_type": Family(rules=..., options=...)}
+
+and run with `backend=my_file.py:Mine`. The model is compared with transformers' own in the tests, not at run time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlcore.errors import ModelError
+
+Join = Literal["one", "stacked", "grouped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One parameter of megatron-core and the Hugging Face tensors that it is made of."""
+
+    ours: str
+    """Name in its layer; {expert} stands for the number of an expert on this rank."""
+    theirs: tuple[str, ...]
+    """Names in their layer; {expert} is the number in the whole model."""
+    cut: int | None = None
+    """Dimension of theirs that tensor-parallel devices cut; None: each has all of it."""
+    join: Join = "one"
+    """one: the same tensor. stacked: end to end along dimension 0. grouped: query heads, then key, then value, for each
+    group of heads."""
+
+    def expert(self, name: str) -> int | None:
+        """The expert in a name that this rule is for, 0 without experts; None: another name."""
+        found = re.fullmatch(re.escape(self.ours).replace(r"\{expert\}", r"(\d+)"), name)
+        return None if found is None else int((*found.groups(), 0)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A model family; the fields that transformers' configurations share (sizes, norms, positions) are read from there."""
+
+    rules: tuple[Rule, ...]
+    """Parameters of a layer."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of megatron-core's TransformerConfig."""
+    from_config: Mapping[str, str] = field(default_factory=dict)
+    """TransformerConfig option -> field of the Hugging Face configuration."""
+    must_be: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the Hugging Face configuration that change the model in a way this table does not know."""
+
+
+_ATTENTION = (
+    Rule(ours="input_layernorm.weight", theirs=("input_layernorm.weight",)),
+    Rule(ours="self_attention.linear_qkv.layer_norm_weight", theirs=("input_layernorm.weight",)),
+    Rule(
+        ours="self_attention.linear_qkv.weight",
+        theirs=("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+        cut=0,
+        join="grouped",
+    ),
+    Rule(ours="self_attention.linear_proj.weight", theirs=("self_attn.o_proj.weight",), cut=1),
+    Rule(ours="pre_mlp_layernorm.weight", theirs=("post_attention_layernorm.weight",)),
+)
+_MLP = (
+    Rule(ours="mlp.linear_fc1.layer_norm_weight", theirs=("post_attention_layernorm.weight",)),
+    Rule(ours="mlp.linear_fc1.weight", theirs=("mlp.gate_proj.weight", "mlp.up_proj.weight"), cut=0, join="stacked"),
+    Rule(ours="mlp.linear_fc2.weight", theirs=("mlp.down_proj.weight",), cut=1),
+)
+_QKV_BIAS = (
+    Rule(
+        ours="self_attention.linear_qkv.bias",
+        theirs=("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+        cut=0,
+        join="grouped",
+    ),
+)
+_QK_NORM = (
+    Rule(ours="self_attention.q_layernorm.weight", theirs=("self_attn.q_norm.weight",)),
+    Rule(ours="self_attention.k_layernorm.weight", theirs=("self_attn.k_norm.weight",)),
+)
+_GATE_UP = ("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight")
+_DOWN = ("mlp.experts.{expert}.down_proj.weight",)
+_EXPERTS = (
+    Rule(ours="mlp.router.weight", theirs=("mlp.gate.weight",)),
+    Rule(ours="mlp.experts.local_experts.{expert}.linear_fc1.weight", theirs=_GATE_UP, join="stacked"),
+    Rule(ours="mlp.experts.local_experts.{expert}.linear_fc2.weight", theirs=_DOWN),
+    Rule(ours="mlp.experts.linear_fc1.weight{expert}", theirs=_GATE_UP, join="stacked"),
+    Rule(ours="mlp.experts.linear_fc2.weight{expert}", theirs=_DOWN),
+)
+
+TOP = {
+    "embedding.word_embeddings.weight": Rule(ours="", theirs=("model.embed_tokens.weight",), cut=0),
+    "decoder.final_layernorm.weight": Rule(ours="", theirs=("model.norm.weight",)),
+    "output_layer.weight": Rule(ours="", theirs=("lm_head.weight",), cut=0),
+}
+"""Outside the layers, the same for all families here."""
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(
+        rules=_ATTENTION + _MLP, must_be={"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
+    ),
+    "qwen2": Family(
+        rules=_ATTENTION + _QKV_BIAS + _MLP,
+        options={"add_qkv_bias": True},
+        must_be={"use_sliding_window": False, "hidden_act": "silu"},
+    ),
+    "qwen3": Family(
+        rules=_ATTENTION + _QK_NORM + _MLP,
+        options={"qk_layernorm": True},
+        must_be={"attention_bias": False, "use_sliding_window": False, "hidden_act": "silu"},
+    ),
+    "qwen3_moe": Family(
+        rules=_ATTENTION + _QK_NORM + _EXPERTS,
+        options={
+            "qk_layernorm": True,
+            "moe_router_load_balancing_type": "none",
+            "moe_router_dtype": "fp32",
+            "moe_token_dispatcher_type": "alltoall",
+            # softmax over the chosen experts is that over all of them, made to sum to 1 again
+            "moe_router_pre_softmax": False,
+        },
+        from_config={
+            "num_moe_experts": "num_experts",
+            "moe_router_topk": "num_experts_per_tok",
+            "moe_ffn_hidden_size": "moe_intermediate_size",
+        },
+        must_be={
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "hidden_act": "silu",
+            "norm_topk_prob": True,
+            "mlp_only_layers": [],
+            "decoder_sparse_step": 1,
+        },
+    ),
+}
+"""model_type in config.json -> family."""
+
+
+def family_of(config: Any, families: Mapping[str, Family], path: str) -> Family:
+    """The family of a Hugging Face configuration.
+
+    Raises:
+        ModelError: there is no table for it, or it has something that the table does not know.
+    """
+    family = families.get(config.model_type)
+    if family is None:
+        raise ModelError(
+            f"model.path={path} has model_type '{config.model_type}', and backend=megatron has tables for"
+            f" {', '.join(sorted(families))}\n"
+            "Type  backend=fsdp, or add a table: README of rlcore-megatron, 'A family of models'"
+        )
+    for name, wanted in family.must_be.items():
+        found = getattr(config, name, wanted)
+        if found != wanted:
+            raise ModelError(
+                f"model.path={path} has {name}={found}, and backend=megatron knows {config.model_type} with"
+                f" {name}={wanted} only\nType  backend=fsdp"
+            )
+    return family

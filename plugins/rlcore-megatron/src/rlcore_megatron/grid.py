@@ -1,0 +1,115 @@
+"""The grid of devices, in megatron-core's own order: tensor varies fastest, then data, then pipeline.
+
+megatron-core keeps its process groups in globals, so all models of a process have one grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from rlcore.errors import ConfigError
+from rlcore.protocols.backend import BackendContext
+from rlcore.types import Mesh
+from rlcore_megatron.config import MegatronConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where this rank stands, and the groups that it talks to."""
+
+    here: Mesh
+    tensor: dist.ProcessGroup
+    pipeline: dist.ProcessGroup
+    data: dist.ProcessGroup
+    expert: dist.ProcessGroup
+    """Ranks that share the experts of a layer."""
+    expert_data: dist.ProcessGroup
+    """Ranks that hold the same experts."""
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipeline.rank() == self.pipeline.size() - 1
+
+
+def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
+    """The grid of a pool; every rank calls it.
+
+    Raises:
+        ConfigError: the number of devices does not fit, or another model of this process has another grid.
+    """
+    check_sizes(config, context.world_size)
+    _need_process_group(context)
+    sizes = (config.tensor_parallel, config.pipeline_parallel, config.expert_parallel)
+    virtual = config.virtual_stages if config.virtual_stages > 1 else None
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=config.tensor_parallel,
+            pipeline_model_parallel_size=config.pipeline_parallel,
+            virtual_pipeline_model_parallel_size=virtual,
+            expert_model_parallel_size=config.expert_parallel,
+            expert_tensor_parallel_size=1,
+            create_gloo_process_groups=False,
+        )
+        tensor_parallel.model_parallel_cuda_manual_seed(
+            context.seed
+        )  # layers ask for its generators, even without dropout
+    found = (
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_expert_model_parallel_world_size(),
+    )
+    if found != sizes or parallel_state.get_virtual_pipeline_model_parallel_world_size() != virtual:
+        raise ConfigError(
+            f"two models of one process want different grids: tensor, pipeline and expert sizes {found} and {sizes}\n"
+            "Give all roles of a pool the same backend sizes, or type  placement=split"
+        )
+    tensor = parallel_state.get_tensor_model_parallel_group()
+    pipeline = parallel_state.get_pipeline_model_parallel_group()
+    data = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return Grid(
+        here=Mesh(
+            rank=context.rank,
+            world_size=context.world_size,
+            dp_rank=data.rank(),
+            dp_size=data.size(),
+            returns=tensor.rank() == 0 and pipeline.rank() == pipeline.size() - 1,
+        ),
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        expert=parallel_state.get_expert_model_parallel_group(),
+        expert_data=parallel_state.get_expert_data_parallel_group(),
+    )
+
+
+def check_sizes(config: MegatronConfig, world_size: int) -> None:
+    """Raises: ConfigError: the sizes do not multiply to the number of devices; says which do."""
+    inner = config.tensor_parallel * config.pipeline_parallel
+    if world_size % inner:
+        fits = ", ".join(str(inner * factor) for factor in range(1, 5))
+        divisors = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
+        raise ConfigError(
+            f"{world_size} devices cannot be divided by tensor_parallel {config.tensor_parallel} · "
+            f"pipeline_parallel {config.pipeline_parallel} = {inner}\n"
+            f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.tensor_parallel=1"
+        )
+    if (world_size // config.pipeline_parallel) % config.expert_parallel:
+        stage = world_size // config.pipeline_parallel
+        divisors = ", ".join(str(size) for size in range(1, stage + 1) if stage % size == 0)
+        raise ConfigError(
+            f"expert_parallel={config.expert_parallel} does not divide the {stage} devices of a pipeline stage\n"
+            f"Type  backend.expert_parallel=N  with N one of {divisors}"
+        )
+
+
+def _need_process_group(context: BackendContext) -> None:
+    """The host has initialised torch.distributed, unless this rank is alone."""
+    if not dist.is_initialized():
+        assert context.world_size == 1, f"torch.distributed is not initialised on one of {context.world_size} ranks"
+        backend = "gloo" if context.device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    found = dist.get_world_size()
+    assert found == context.world_size, f"a process group of {found} for {context.world_size} ranks"

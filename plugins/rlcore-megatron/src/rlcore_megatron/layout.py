@@ -1,0 +1,181 @@
+"""How a parameter of this rank lies in Hugging Face tensors. Pure functions of shapes; nothing here talks to another rank.
+
+Tensor-parallel device r of R has rows r·n/R to (r+1)·n/R of q, k and v each, and weaves its own heads together. So every
+part of a parameter is a slice of one Hugging Face tensor, which is what loading, checkpoints and weights on their way to
+the rollout are made of. The vocabulary is padded to R equal parts; padding is in no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore_megatron.families import TOP, Family, Join, Rule
+
+VALUE_HEAD = "value_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows (or columns) start to stop of a whole tensor. Example: Slice("lm_head.weight", 0, 64, 128, (128, 32))"""
+
+    name: str
+    axis: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One parameter of one rank. Plain data: ranks tell each other theirs."""
+
+    theirs: tuple[str, ...]
+    """Hugging Face names of its parts; {expert} stands for the number of an expert."""
+    shape: tuple[int, ...]
+    """Of the parameter on this rank."""
+    dtype: torch.dtype
+    cut: int | None
+    join: Join
+    devices: int
+    """Tensor-parallel devices that cut it; 1 when each has all."""
+    vocabulary: int | None = None
+    """Rows that are no padding, where the vocabulary is cut."""
+    per_group: int = 0
+    """Query heads that share a key head."""
+    head_size: int = 0
+    expert: int | None = None
+    """Number in the whole model, for a parameter of an expert."""
+    is_copy: bool = False
+    """The embedding once more, on the last stage of a pipeline: read, but not written."""
+
+    @property
+    def is_expert(self) -> bool:
+        return self.expert is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Hugging Face names of its parts."""
+        return self.names_of(self.expert)
+
+    def names_of(self, expert: int | None) -> tuple[str, ...]:
+        """The same of another expert."""
+        return tuple(name.replace("{expert}", str(expert)) for name in self.theirs)
+
+    def split(self, parameter: Tensor) -> list[Tensor]:
+        """The parts of this rank, padding included."""
+        if self.join == "one":
+            return [parameter]
+        if self.join == "stacked":
+            return list(parameter.chunk(len(self.theirs), 0))
+        rest = self.shape[1:]
+        woven = parameter.reshape(-1, self.per_group + 2, self.head_size, *rest)
+        return [part.reshape(-1, *rest) for part in (woven[:, :-2], woven[:, -2], woven[:, -1])]
+
+    def weave(self, parts: Sequence[Tensor]) -> Tensor:
+        """The parameter from its parts; the inverse of `split`."""
+        if self.join == "one":
+            part = parts[0]
+            return part if self.vocabulary is None else _padded(part, self.shape[0])
+        if self.join == "stacked":
+            return torch.cat(list(parts))
+        rest = self.shape[1:]
+        groups = [part.reshape(-1, n, self.head_size, *rest) for part, n in zip(parts, (self.per_group, 1, 1))]
+        return torch.cat(groups, 1).reshape(self.shape)
+
+    def slices(self, device: int) -> list[Slice]:
+        """Where the parts of a tensor-parallel device lie in the whole tensors."""
+        axis = self.cut or 0
+        found = []
+        for name, shape in zip(self.names, self._part_shapes()):
+            rows = shape[axis]
+            whole = self.vocabulary or rows * self.devices
+            start = rows * device if self.devices > 1 else 0
+            outer = (*shape[:axis], whole, *shape[axis + 1 :])
+            found.append(Slice(name, axis, min(start, whole), min(start + rows, whole), outer))
+        return found
+
+    def whole(self, shards: Sequence[Tensor]) -> list[Tensor]:
+        """The whole Hugging Face tensors from the parameters of all tensor-parallel devices."""
+        if self.devices == 1:
+            return [part[: self.vocabulary] for part in self.split(shards[0])]
+        parts = zip(*(self.split(shard) for shard in shards))
+        return [torch.cat(part, self.cut or 0)[: self.vocabulary] for part in parts]
+
+    def _part_shapes(self) -> list[tuple[int, ...]]:
+        rows, rest = self.shape[0], self.shape[1:]
+        if self.join == "one":
+            return [self.shape]
+        if self.join == "stacked":
+            return [(rows // len(self.theirs), *rest)] * len(self.theirs)
+        one = rows // (self.per_group + 2)
+        return [(one * self.per_group, *rest), (one, *rest), (one, *rest)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is needed to place the parameters of a model."""
+
+    family: Family
+    config: Any
+    """Of the Hugging Face model."""
+    devices: int
+    """Tensor-parallel."""
+    tied: bool
+    is_critic: bool
+
+    def entry(self, name: str, parameter: Tensor, *, first_layer: int, first_expert: int) -> Entry:
+        """The entry of a parameter of a chunk of layers whose first one is `first_layer` of the model."""
+        rule, prefix, expert = self._rule(name, first_layer, first_expert)
+        in_vocabulary = rule in (TOP["embedding.word_embeddings.weight"], TOP["output_layer.weight"])
+        is_copy = self.tied and name == "output_layer.weight" and not self.is_critic
+        return Entry(
+            theirs=TOP["embedding.word_embeddings.weight"].theirs
+            if is_copy
+            else tuple(prefix + n for n in rule.theirs),
+            shape=tuple(parameter.shape),
+            dtype=parameter.dtype,
+            cut=rule.cut,
+            join=rule.join,
+            devices=self.devices if rule.cut is not None else 1,
+            vocabulary=self.config.vocab_size if in_vocabulary else None,
+            per_group=self.config.num_attention_heads // self.config.num_key_value_heads,
+            head_size=head_size(self.config),
+            expert=expert if "{expert}" in rule.ours else None,
+            is_copy=is_copy,
+        )
+
+    def _rule(self, name: str, first_layer: int, first_expert: int) -> tuple[Rule, str, int]:
+        if self.is_critic and name == "output_layer.weight":
+            return Rule(ours="", theirs=(VALUE_HEAD,)), "", 0
+        if name in TOP:
+            return TOP[name], "", 0
+        found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+        if found is not None:
+            for rule in self.family.rules:
+                expert = rule.expert(found[2])
+                if expert is not None:
+                    return rule, f"model.layers.{int(found[1]) + first_layer}.", expert + first_expert
+        raise KeyError(f"no rule of {self.config.model_type} is for the parameter {name}")
+
+
+def head_size(config: Any) -> int:
+    """Of one attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def check_covers(entries: Mapping[str, Entry], config: Any) -> None:
+    """Our own invariant: no Hugging Face tensor is made twice on one rank."""
+    names = [name for entry in entries.values() if not entry.is_copy for name in entry.names]
+    assert len(names) == len(set(names)), f"{config.model_type}: a tensor belongs to two parameters"
+
+
+def _padded(part: Tensor, rows: int) -> Tensor:
+    missing = rows - part.shape[0]
+    return part if not missing else torch.cat([part, part.new_zeros(missing, *part.shape[1:])])

@@ -1,0 +1,376 @@
+"""A GPTModel of megatron-core for a Hugging Face configuration: this rank's stages, over packed samples.
+
+Samples lie end to end ("thd"): Transformer Engine's layers take their borders; megatron-core's own layers get the core's
+attention in buckets, which never crosses a border either. Shapes: T tokens, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor, nn
+
+from rlcore.errors import ConfigError, ModelError
+from rlcore.models.attention import Packing, packed_attention
+from rlcore.protocols.backend import BackendContext, ModelConfig
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families import Family
+from rlcore_megatron.grid import Grid
+from rlcore_megatron.layout import Entry, Plan, check_covers, head_size
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Samples(PackedSeqParams):
+    """The borders of the samples of a micro-batch, as megatron-core hands them to its attention."""
+
+    packing: Packing | None = None
+    """The same for megatron-core's own layers."""
+
+    @classmethod
+    def of(cls, lengths: list[int], device: torch.device) -> Samples:
+        borders = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+        longest = max(lengths)
+        return cls(
+            qkv_format="thd",
+            cu_seqlens_q=borders,
+            cu_seqlens_kv=borders,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+            packing=Packing(lengths, device),
+        )
+
+
+class PackedAttention(nn.Module):
+    """`core_attention` of megatron-core's own layers: the core's attention over packed samples."""
+
+    def __init__(
+        self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **options: Any
+    ) -> None:
+        super().__init__()
+        self._scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        packed_seq_params: Samples | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """[T, H·D] from query [T, H, D], key and value [T, H_kv, D]."""
+        assert packed_seq_params is not None and packed_seq_params.packing is not None, "samples are always packed"
+        states = (part.transpose(0, 1)[None] for part in (query, key, value))
+        out, _ = packed_attention(self, *states, None, packing=packed_seq_params.packing, scaling=self._scale)
+        return out[0].flatten(1)
+
+
+class RMSNorm(nn.Module):
+    """Megatron-core's own has no sequence parallelism: this one marks its weight, whose gradients are then summed."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any) -> None:
+        super().__init__()
+        device = torch.cuda.current_device()
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self._eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.rms_norm(states, (states.shape[-1],), self.weight, self._eps)
+
+
+class ValueHead(nn.Module):
+    """A critic's last layer, in float32 whatever the model computes with."""
+
+    def __init__(self, hidden_size: int, seed: int) -> None:
+        super().__init__()
+        weight = torch.empty(1, hidden_size)
+        weight.normal_(std=1.0 / (hidden_size + 1), generator=torch.Generator().manual_seed(seed))
+        self.weight = nn.Parameter(weight.to(torch.cuda.current_device()))
+
+    def forward(self, hidden: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
+        """The hidden states: values are made of them where the loss is."""
+        return hidden, None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What this rank holds of a model."""
+
+    chunks: list[Any]
+    """GPTModels, one for each virtual stage."""
+    entries: dict[nn.Parameter, Entry]
+    config: TransformerConfig
+    is_critic: bool
+    vocabulary: int
+
+    @property
+    def last(self) -> Any:
+        return self.chunks[-1]
+
+    def hidden(self, output: Tensor) -> Tensor:
+        """[T, hidden] from what the last stage returns; every tensor-parallel device gets all tokens."""
+        states = output[0]
+        if not self.config.sequence_parallel:
+            return states
+        gathered: Tensor = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
+        return gathered
+
+    def head_weight(self) -> Tensor:
+        """This device's part of the output embedding, or the value head."""
+        last = self.last
+        shared = last.share_embeddings_and_output_weights
+        weight: Tensor = last.shared_embedding_or_output_weight() if shared else last.output_layer.weight
+        return weight
+
+
+def build(
+    hf_config: Any, family: Family, config: MegatronConfig, model: ModelConfig, grid: Grid, context: BackendContext
+) -> Model:
+    """This rank's part of the model, its weights not yet read. Every rank calls it.
+
+    Raises:
+        ConfigError: heads, layers or experts that the grid does not divide.
+        ModelError: positions that depend on neighbours.
+    """
+    check_divides(hf_config, config)
+    is_critic = context.head == "value"
+    tied = bool(hf_config.tie_word_embeddings) and not is_critic  # a critic has no output embedding to tie
+    transformer = _transformer_config(hf_config, family, config, model, trained=context.trained)
+    spec = _spec(transformer, config)
+    padded = -(-hf_config.vocab_size // config.tensor_parallel) * config.tensor_parallel
+    if padded != hf_config.vocab_size and context.rank == 0:
+        _log.warning(
+            "the vocabulary of %d is padded to %d for tensor_parallel=%d; padding has no probability and is in no file",
+            hf_config.vocab_size,
+            padded,
+            config.tensor_parallel,
+        )
+    stages = range(config.virtual_stages) if config.virtual_stages > 1 else [None]
+    frequencies = _frequencies(hf_config, model.path)
+    chunks = [
+        _chunk(transformer, spec, hf_config, padded, tied, stage, frequencies, is_critic, context) for stage in stages
+    ]
+    plan = Plan(family=family, config=hf_config, devices=config.tensor_parallel, tied=tied, is_critic=is_critic)
+    per_rank = (transformer.num_moe_experts or 0) // config.expert_parallel
+    entries = {
+        parameter: plan.entry(
+            name,
+            parameter,
+            first_layer=get_transformer_layer_offset(transformer, chunk.vp_stage),
+            first_expert=grid.expert.rank() * per_rank,
+        )
+        for chunk in chunks
+        for name, parameter in chunk.named_parameters()
+    }
+    check_covers({str(i): entry for i, entry in enumerate(entries.values())}, hf_config)
+    return Model(chunks, entries, transformer, is_critic, hf_config.vocab_size)
+
+
+def check_divides(hf_config: Any, config: MegatronConfig) -> None:
+    """Raises: ConfigError: says which sizes divide heads, layers and experts."""
+    sizes = {
+        "num_attention_heads": hf_config.num_attention_heads,
+        "num_key_value_heads": hf_config.num_key_value_heads,
+        "intermediate_size": hf_config.intermediate_size,
+    }
+    _divides("tensor_parallel", config.tensor_parallel, sizes)
+    stages = config.pipeline_parallel * config.virtual_stages
+    name = "pipeline_parallel · virtual_stages" if config.virtual_stages > 1 else "pipeline_parallel"
+    _divides(name, stages, {"num_hidden_layers": hf_config.num_hidden_layers}, setting="pipeline_parallel")
+    experts = getattr(hf_config, "num_experts", None)
+    if config.expert_parallel > 1 and not experts:
+        raise ConfigError(
+            f"expert_parallel={config.expert_parallel}, and {hf_config.model_type} has no experts\n"
+            "Type  backend.expert_parallel=1"
+        )
+    if experts:
+        _divides("expert_parallel", config.expert_parallel, {"num_experts": experts})
+        if config.tensor_parallel > 1 and not config.sequence_parallel:
+            raise ConfigError(
+                f"tensor_parallel={config.tensor_parallel} of a mixture of experts needs its tokens cut as well\n"
+                "Type  backend.sequence_parallel=true"
+            )
+
+
+def _divides(what: str, size: int, sizes: dict[str, int], setting: str = "") -> None:
+    for name, value in sizes.items():
+        if value % size:
+            fits = [n for n in range(1, value + 1) if all(other % n == 0 for other in sizes.values())]
+            raise ConfigError(
+                f"{what}={size} does not divide {name}={value} of this model\n"
+                f"Type  backend.{setting or what}=N  with N one of {', '.join(map(str, fits))}"
+            )
+
+
+def _transformer_config(
+    hf_config: Any, family: Family, config: MegatronConfig, model: ModelConfig, *, trained: bool
+) -> TransformerConfig:
+    dtype = torch.bfloat16 if model.precision == "bfloat16" else torch.float32
+    experts = {ours: getattr(hf_config, theirs) for ours, theirs in family.from_config.items()}
+    recompute: dict[str, Any] = {}
+    if model.gradient_checkpointing and trained:
+        recompute["recompute_granularity"] = config.recompute
+        if config.recompute == "full":
+            recompute |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    engine = config.uses_transformer_engine
+    if engine and experts:
+        experts["moe_grouped_gemm"] = True
+    overlapped = config.virtual_stages > 1
+    return TransformerConfig(
+        num_layers=hf_config.num_hidden_layers,
+        hidden_size=hf_config.hidden_size,
+        ffn_hidden_size=hf_config.intermediate_size,
+        num_attention_heads=hf_config.num_attention_heads,
+        num_query_groups=hf_config.num_key_value_heads,
+        kv_channels=head_size(hf_config),
+        normalization="RMSNorm",
+        layernorm_epsilon=hf_config.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=config.tensor_parallel,
+        pipeline_model_parallel_size=config.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=config.virtual_stages if config.virtual_stages > 1 else None,
+        expert_model_parallel_size=config.expert_parallel,
+        expert_tensor_parallel_size=1,
+        sequence_parallel=config.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        fp8=config.fp8 or None,
+        perform_initialization=False,  # weights are read
+        variable_seq_lengths=True,
+        calculate_per_token_loss=True,  # losses are sums: nothing is divided by micro-batches or ranks
+        # with two stages a message to the next and one to the previous go to the same rank, and are told apart only so
+        overlap_p2p_comm=overlapped,
+        batch_p2p_comm=not overlapped,
+        deallocate_pipeline_outputs=True,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        apply_rope_fusion=engine,
+        **recompute,
+        **{"moe_token_dispatcher_type": "alltoall", **family.options, **experts},
+    )
+
+
+def _spec(transformer: TransformerConfig, config: MegatronConfig) -> Any:
+    normed = transformer.qk_layernorm
+    experts = transformer.num_moe_experts
+    if config.uses_transformer_engine:
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=experts, moe_grouped_gemm=experts is not None, qk_layernorm=normed
+        )
+    spec = get_gpt_layer_local_spec(num_experts=experts, qk_layernorm=normed, normalization="RMSNorm")
+    attention = replace(spec.submodules.self_attention.submodules, core_attention=PackedAttention)
+    if normed:
+        attention = replace(attention, q_layernorm=RMSNorm, k_layernorm=RMSNorm)
+    layer = replace(
+        spec.submodules,
+        input_layernorm=RMSNorm,
+        pre_mlp_layernorm=RMSNorm,
+        self_attention=replace(spec.submodules.self_attention, submodules=attention),
+    )
+    stages = config.pipeline_parallel * config.virtual_stages
+    specs = [replace(spec, submodules=layer)] * (transformer.num_layers // stages)
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def _chunk(
+    transformer: TransformerConfig,
+    spec: Any,
+    hf_config: Any,
+    vocabulary: int,
+    tied: bool,
+    stage: int | None,
+    frequencies: Tensor,
+    is_critic: bool,
+    context: BackendContext,
+) -> Any:
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=stage is None, vp_stage=stage)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=stage is None, vp_stage=stage)
+    chunk = GPTModel(
+        transformer,
+        spec,
+        vocab_size=vocabulary,
+        max_sequence_length=hf_config.max_position_embeddings,
+        pre_process=first,
+        post_process=last,
+        parallel_output=True,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=tied,
+        vp_stage=stage,
+    )
+    chunk.rotary_pos_emb.inv_freq = frequencies.to(torch.cuda.current_device())
+    if last and is_critic:
+        chunk.output_layer = ValueHead(hf_config.hidden_size, context.seed)
+    elif last:
+        chunk.output_layer.forward = MethodType(_hidden_states, chunk.output_layer)
+    if not context.trained:
+        chunk.requires_grad_(False)
+    chunk.train(context.trained)
+    return chunk
+
+
+def _hidden_states(layer: Any, hidden: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
+    """The output layer's forward: logits are made where the loss is, for its tokens alone."""
+    return hidden, None
+
+
+def _frequencies(hf_config: Any, path: str) -> Tensor:
+    """[D / 2] of the rotary embedding, as transformers computes them for this configuration.
+
+    Raises:
+        ModelError: they depend on the longest sample of a batch, or come with a factor that megatron-core does not have.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = hf_config.rope_parameters
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        size = int(head_size(hf_config) * rope.get("partial_rotary_factor", 1.0))
+        if size != head_size(hf_config):
+            raise _no_rope(path, f"partial_rotary_factor={rope['partial_rotary_factor']}")
+        steps: Tensor = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+        return 1.0 / (rope["rope_theta"] ** steps)
+    if kind in ("dynamic", "longrope") or kind not in ROPE_INIT_FUNCTIONS:
+        raise _no_rope(path, f"rope_type={kind}")
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
+    if factor != 1.0:
+        raise _no_rope(path, f"rope_type={kind} with attention_factor={factor:.4g}")
+    found: Tensor = frequencies
+    return found
+
+
+def _no_rope(path: str, what: str) -> ModelError:
+    return ModelError(f"model.path={path} has {what}, which backend=megatron does not have\nType  backend=fsdp")
+
+
+def hf_config_of(directory: Path) -> Any:
+    """The configuration in a model directory; code in it is never run."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

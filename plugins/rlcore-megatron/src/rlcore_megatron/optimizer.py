@@ -1,0 +1,164 @@
+"""megatron-core's optimisers: a step, and the state of one parameter as plain tensors of its shape.
+
+Its own checkpoints of optimisers are left alone: they are pickles, and lay state out as buffers. Here each parameter has
+`param` (float32), `exp_avg` and `exp_avg_sq`, gathered from the data-parallel devices that share it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor, nn
+
+from rlcore.protocols.backend import OptimizerConfig
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.grid import Grid
+from rlcore_megatron.model import Model
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimizer:
+    """Gradient buffers and optimisers of this rank's part of a model. Every method is collective."""
+
+    def __init__(self, model: Model, config: MegatronConfig, optimizer: OptimizerConfig, grid: Grid) -> None:
+        self._grid = grid
+        self._entries = model.entries
+        self._clip = optimizer.clip_grad_norm
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=config.distributed_optimizer
+        )
+        self.chunks = [DistributedDataParallel(model.config, ddp, chunk) for chunk in model.chunks]
+        self._optimizer = get_megatron_optimizer(
+            MegatronOptimizerConfig(
+                optimizer="adam",
+                lr=optimizer.lr,
+                weight_decay=optimizer.weight_decay,
+                adam_beta1=optimizer.betas[0],
+                adam_beta2=optimizer.betas[1],
+                adam_eps=optimizer.eps,
+                clip_grad=optimizer.clip_grad_norm,
+                bf16=model.config.bf16,
+                params_dtype=model.config.params_dtype,
+                use_distributed_optimizer=config.distributed_optimizer,
+            ),
+            self.chunks,
+            config_overrides={},  # weight decay for all parameters, as the other backends have it
+            use_gloo_process_groups=False,
+        )
+
+    def step(self, lr: float) -> float | None:
+        """The norm of all gradients together; None: it is not finite, and nothing has changed. Gradients are zero after."""
+        finalize_model_grads(self.chunks)
+        self._optimizer.prepare_grads()
+        norm = float(self._optimizer.get_grad_norm())
+        finite = math.isfinite(norm)
+        if finite:
+            if self._clip:
+                for inner in self._all():
+                    clip_grad_by_total_norm_fp32(inner.get_parameters(), self._clip, norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step_with_ready_grads()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        return norm if finite else None
+
+    def state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """param, exp_avg and exp_avg_sq in float32, of the parameter's shape; moments only after a step."""
+        inner, parts = self._parts(parameter)
+        if not isinstance(inner, DistributedOptimizer):
+            return parts
+        group = self._grid.expert_data if self._entries[parameter].is_expert else self._grid.data
+        names = ("param", *MOMENTS) if self._has_moments() else ("param",)
+        whole = {}
+        for name in names:
+            flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+            if parts:
+                flat[self._range(inner, parameter)] = parts[name].float()
+            dist.all_reduce(flat, group=group)
+            whole[name] = flat.view_as(parameter)
+        return whole
+
+    @torch.no_grad()
+    def restore(self, parameter: nn.Parameter, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """The inverse of `state`; without moments the optimiser begins anew."""
+        inner, parts = self._parts(parameter)
+        parameter.copy_(tensors["param"].view_as(parameter))
+        if not parts:
+            return
+        sharded = isinstance(inner, DistributedOptimizer)
+        here = self._range(inner, parameter) if sharded else slice(None)
+        main = parts["param"]
+        flat = {name: tensor.to(main.device).reshape(-1)[here] for name, tensor in tensors.items()}
+        main.copy_(flat["param"].view_as(main))
+        state = inner.optimizer.state
+        if MOMENTS[0] not in flat:
+            state.pop(main, None)
+            return
+        known = state.setdefault(main, {})
+        for name in MOMENTS:
+            known[name] = flat[name].view_as(main).clone()
+        if "step" in known or isinstance(inner.optimizer, torch.optim.AdamW):
+            known["step"] = torch.tensor(float(num_steps))
+        for group in inner.optimizer.param_groups:  # where fused optimisers count
+            group["step"] = num_steps
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that lies on the device: gradient buffers, float32 parameters, moments."""
+        for chunk in self.chunks:
+            for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+                yield buffer.grad_data
+                if buffer.param_data is not None:
+                    yield buffer.param_data
+        for inner in self._all():
+            for group in inner.optimizer.param_groups:
+                yield from group["params"]
+            for state in inner.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _all(self) -> list[Any]:
+        chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
+        return [inner for inner in chained if not getattr(inner, "is_stub_optimizer", False)]
+
+    def _has_moments(self) -> bool:
+        """Whether any rank has stepped; ranks step together, and a rank without a share of anything has no state."""
+        known = any(MOMENTS[0] in state for inner in self._all() for state in inner.optimizer.state.values())
+        flag = torch.tensor([float(known)], device=next(iter(self._entries)).device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
+
+    def _parts(self, parameter: nn.Parameter) -> tuple[Any, dict[str, Tensor]]:
+        """The optimiser of a parameter and what this rank has of its state."""
+        for inner in self._all():
+            if isinstance(inner, DistributedOptimizer):
+                if parameter in inner.model_param_group_index_map:
+                    found = inner._get_main_param_and_optimizer_states(parameter)
+                    return inner, {name: found[name] for name in ("param", *MOMENTS) if name in found}
+                continue
+            main = getattr(parameter, "main_param", parameter)
+            if any(main is own for group in inner.optimizer.param_groups for own in group["params"]):
+                state = inner.optimizer.state.get(main, {})
+                return inner, {"param": main} | {name: state[name] for name in MOMENTS if name in state}
+        sharded = next((inner for inner in self._all() if isinstance(inner, DistributedOptimizer)), None)
+        assert sharded is not None or not self._all(), "a parameter that no optimiser knows"
+        return sharded, {}
+
+    @staticmethod
+    def _range(inner: Any, parameter: nn.Parameter) -> slice:
+        own = inner._get_model_param_range_map(parameter)["param"]
+        return slice(own.start, own.end)

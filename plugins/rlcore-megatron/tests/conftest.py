@@ -1,0 +1,14 @@
+"""Shared by the tests of this plugin."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_configure(config):
+    """Warnings are errors, but not those that megatron-core gives its own callers."""
+    for kind in ("DeprecationWarning", "UserWarning"):
+        config.addinivalue_line("filterwarnings", rf"ignore::{kind}:megatron\.")
+    config.addinivalue_line("filterwarnings", r"ignore:`torch\.distributed\.\w+` is deprecated:FutureWarning")

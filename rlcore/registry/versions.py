@@ -1,0 +1,36 @@
+"""Compare what is installed with the ranges that a plugin's own metadata gives; they stand nowhere else."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+
+from rlcore.errors import ConfigError
+
+
+def check_versions(package: str, user: str, extra: str = "") -> None:
+    """Check every requirement of a package. Example: check_versions("rlcore-fsdp", "backend=fsdp", "lora")
+
+    Args:
+        user: what the user typed to get here, for the message.
+        extra: also what this extra of the package needs.
+
+    Raises:
+        ConfigError: a package is missing or of another version; says what to type.
+    """
+    from packaging.requirements import Requirement
+
+    for text in metadata.requires(package) or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        wanted = f"{requirement.name}{requirement.specifier}"
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            whole = f"{package}[{extra}]" if extra else package
+            raise ConfigError(f"{user} needs {wanted}, which is not installed\nType  pip install '{whole}'") from None
+        if not requirement.specifier.contains(found, prereleases=True):
+            raise ConfigError(
+                f"{user} was written for {wanted}, and {requirement.name} {found} is installed\n"
+                f"Type  pip install '{wanted}'"
+            )
