@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlcore.testing.dataset import DatasetContract
     from rlcore.testing.dispatch import DispatchContract, RowDispatchContract
     from rlcore.testing.fakes import FakeConfig, FakeRoles, FakeRollout
+    from rlcore.testing.ranks import run_ranks
     from rlcore.testing.reward import RewardContract
     from rlcore.testing.rollout import ModelRolloutContract, RolloutContract
     from rlcore.testing.tracker import TrackerContract
@@ -38,6 +39,7 @@ _HOME = {
     "RolloutContract": "rollout",
     "RowDispatchContract": "dispatch",
     "TrackerContract": "tracker",
+    "run_ranks": "ranks",
 }
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "RolloutContract",
     "RowDispatchContract",
     "TrackerContract",
+    "run_ranks",
 ]
 
 

@@ -10,6 +10,8 @@ from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfi
 from rlcore.types import LossTerms, Mean
 from rlcore.workers.averaging import count, reduce_terms
 
+PRELOAD = ("torch.distributed.fsdp", "rlcore_fsdp")
+"""What the processes of ranks import once for all."""
 _SIZES = {
     "vocab_size": 61,
     "hidden_size": 32,

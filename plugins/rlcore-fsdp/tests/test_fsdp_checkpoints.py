@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 import torch
-from fsdp_cases import LENGTHS, fsdp_weights, make_batch, make_fsdp, save_model, train
-from fsdp_ranks import run_ranks
+from fsdp_cases import LENGTHS, PRELOAD, fsdp_weights, make_batch, make_fsdp, save_model, train
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ModelError
 from rlcore.models.load import load_model
+from rlcore.testing import run_ranks
 
 STEPS = 3
 KINDS = {
@@ -72,7 +72,7 @@ def path(tmp_path_factory):
 def written(path, tmp_path_factory):
     """(reports of two ranks, directory with one checkpoint for each kind)"""
     directory = tmp_path_factory.mktemp("written")
-    return run_ranks(2, write_and_go_on, directory, path), directory
+    return run_ranks(2, write_and_go_on, directory, path, preload=PRELOAD), directory
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,10 @@ def resumed(path, written, tmp_path_factory):
     def run(world):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"resumed{world}")
-            made[world] = run_ranks(world, read_and_go_on, directory, path, written[1], list(KINDS)), directory
+            made[world] = (
+                run_ranks(world, read_and_go_on, directory, path, written[1], list(KINDS), preload=PRELOAD),
+                directory,
+            )
         return made[world]
 
     return run

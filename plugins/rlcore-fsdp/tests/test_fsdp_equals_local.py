@@ -9,9 +9,20 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fsdp_cases import LENGTHS, fsdp_weights, local_weights, make_batch, make_fsdp, make_local, save_model, train
-from fsdp_ranks import run_ranks
+from fsdp_cases import (
+    LENGTHS,
+    PRELOAD,
+    fsdp_weights,
+    local_weights,
+    make_batch,
+    make_fsdp,
+    make_local,
+    save_model,
+    train,
+)
 from safetensors.torch import load_file, save_file
+
+from rlcore.testing import run_ranks
 
 STEPS = 10
 LOSS_TOLERANCE = 5e-6
@@ -105,7 +116,7 @@ def runs(paths, tmp_path_factory):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"world{world}")
             names = [name for name, (worlds, *_) in CASES.items() if world in worlds]
-            made[world] = run_ranks(world, ten_steps, directory, names, paths), directory
+            made[world] = run_ranks(world, ten_steps, directory, names, paths, preload=PRELOAD), directory
         return made[world]
 
     return run

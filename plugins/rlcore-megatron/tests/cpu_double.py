@@ -33,7 +33,12 @@ class _CUDAIsCPU(TorchFunctionMode):
             return func(*args).replace("torch.", "torch.cuda.", 1)
         if _means_cuda(kwargs.get("device")):
             kwargs["device"] = _CPU
-        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], str | torch.device) and _means_cuda(args[1]):
+        if (
+            func is torch.Tensor.to
+            and len(args) > 1
+            and isinstance(args[1], str | torch.device)
+            and _means_cuda(args[1])
+        ):
             args = (args[0], _CPU, *args[2:])
         return func(*args, **kwargs)
 

@@ -181,6 +181,10 @@ def build(
         for chunk in chunks
         for name, parameter in chunk.named_parameters()
     }
+    for parameter, entry in entries.items():
+        if entry.cut is not None and entry.devices > 1:
+            # said where weights are drawn, which is left out; the norm of gradients counts the others once
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     check_covers({str(i): entry for i, entry in enumerate(entries.values())}, hf_config)
     return Model(chunks, entries, transformer, is_critic, hf_config.vocab_size)
 

@@ -1,22 +1,34 @@
-"""Real processes in real process groups (gloo), for tests: started quickly, watched, and ended at a deadline."""
+"""Real processes in a real process group (gloo): started quickly, watched, and ended at a deadline."""
+
+from __future__ import annotations
 
 import contextlib
 import json
 import multiprocessing
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
-_PRELOADED = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers.models.llama.modeling_llama"]
+_PRELOADED = ("torch.distributed.checkpoint", "transformers.models.llama.modeling_llama", "rlcore.backends.local")
 
 
-def start_ranks(world, function, directory, *args):
-    """Processes that run function(rank, world, directory, *args) and write its result to directory/rank.json."""
+def start_ranks(
+    world: int, function: Callable[..., Any], directory: Path, *args: Any, preload: Sequence[str] = ()
+) -> list[BaseProcess]:
+    """Processes that run function(rank, world, directory, *args) and write its result to directory/rank.json.
+
+    Args:
+        preload: modules that the server of the processes imports once for all; the first call decides.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOADED, "rlcore_fsdp", "rlcore.backends.local"])
+    context.set_forkserver_preload([*_PRELOADED, *preload])
     directory.mkdir(parents=True, exist_ok=True)
-    ranks = [
+    ranks: list[BaseProcess] = [
         context.Process(target=_rank, args=(rank, world, function, directory, args), daemon=True)
         for rank in range(world)
     ]
@@ -25,12 +37,19 @@ def start_ranks(world, function, directory, *args):
     return ranks
 
 
-def run_ranks(world, function, directory, *args, timeout_s=90.0):
-    """Their results in order of rank; the first failure of a rank ends all of them."""
-    ranks = start_ranks(world, function, directory, *args)
+def run_ranks(
+    world: int,
+    function: Callable[..., Any],
+    directory: Path,
+    *args: Any,
+    preload: Sequence[str] = (),
+    timeout_s: float = 90.0,
+) -> list[Any]:
+    """Their results, which must be JSON, in order of rank; the first failure of a rank ends all of them."""
+    ranks = start_ranks(world, function, directory, *args, preload=preload)
     deadline = time.monotonic() + timeout_s
     try:
-        alive = {process.sentinel: process for process in ranks}
+        alive: dict[Any, BaseProcess] = {process.sentinel: process for process in ranks}
         while alive:
             ready = wait(list(alive), timeout=max(0.0, deadline - time.monotonic()))
             assert ready, f"{len(alive)} of {world} ranks did not end within {timeout_s} s"
@@ -44,7 +63,7 @@ def run_ranks(world, function, directory, *args, timeout_s=90.0):
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-def _rank(rank, world, function, directory, args):
+def _rank(rank: int, world: int, function: Callable[..., Any], directory: Path, args: tuple[Any, ...]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -65,7 +84,7 @@ def _rank(rank, world, function, directory, args):
         raise
 
 
-def _failure(directory):
+def _failure(directory: Path) -> str | None:
     """The traceback of the rank that failed first; it has the time it needs to write it."""
     for _ in range(20):
         texts = sorted(path.read_text() for path in directory.glob("*.failed"))

@@ -1,0 +1,185 @@
+"""Log-probs, losses, gradient norms and weights after six steps equal those of `local`, on every grid.
+
+Tolerances: sums over devices and micro-batches are added in another order than in one process, which in float32 changes the
+last bit or two (6e-8 relative each) of every step; six steps of an optimiser that divides by nothing smaller than 1e-2 let
+that grow by less than a hundred. A lost or doubled gradient is off by 1e-2 at least.
+"""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from megatron_cases import (
+    LENGTHS,
+    PRELOAD,
+    column,
+    make_batch,
+    make_local,
+    make_megatron,
+    save_model,
+    train,
+    whole_weights,
+)
+from safetensors.torch import load_file, save_file
+
+from rlcore.models.load import load_model
+from rlcore.testing import run_ranks
+
+STEPS = 6
+LOSS_TOLERANCE = 5e-6
+WEIGHT_TOLERANCE = 2e-5
+
+TP2, PP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
+PLAIN = {"distributed_optimizer": False}
+CASES = {
+    # name: (world sizes, family, settings of the backend, fields of the context and the model)
+    "llama": ((1, 2), "llama", {}, {}),
+    "qwen2": ((1,), "qwen2", {}, {}),
+    "qwen3": ((1,), "qwen3", {}, {}),
+    "plain-optimiser": ((1, 2), "qwen3", PLAIN, {}),
+    "llama-tensor": ((2, 4), "llama", TP2, {}),
+    "qwen2-tensor": ((2,), "qwen2", TP2, {}),
+    "qwen3-tensor": ((2,), "qwen3", TP2 | PLAIN, {}),
+    "sequence": ((2,), "qwen3", TP2 | {"sequence_parallel": True}, {}),
+    "llama-pipeline": ((2,), "llama", PP2 | PLAIN, {}),
+    "qwen2-pipeline": ((2, 4), "qwen2", PP2, {}),
+    "qwen3-pipeline": ((2,), "qwen3", PP2, {}),
+    "four-stages": ((4,), "qwen2", {"pipeline_parallel": 4}, {}),
+    "llama-both": ((4,), "llama", TP2 | PP2, {}),
+    "qwen2-both": ((4,), "qwen2", TP2 | PP2, {}),
+    "qwen3-both": ((4,), "qwen3", TP2 | PP2 | {"sequence_parallel": True} | PLAIN, {}),
+    "data": ((4,), "qwen3", {}, {}),
+    "virtual": ((2,), "qwen3", PP2 | {"virtual_stages": 2}, {}),
+    "virtual-tied": ((4,), "qwen2", PP2 | TP2 | {"virtual_stages": 2}, {}),
+    "critic": ((1,), "qwen2", {}, {"head": "value"}),
+    "critic-tensor": ((2,), "qwen3", TP2 | {"sequence_parallel": True}, {"head": "value"}),
+    "critic-pipeline": ((2,), "qwen2", PP2, {"head": "value"}),
+    "recompute": ((2,), "qwen3", TP2, {"gradient_checkpointing": True}),
+    "recompute-selective": ((2,), "qwen3", PP2 | {"recompute": "selective"}, {"gradient_checkpointing": True}),
+}
+ALL = [(name, world) for name, (worlds, *_) in CASES.items() for world in worlds]
+
+
+def fields(name):
+    """(context, model) fields of a case."""
+    given = CASES[name][3]
+    context = {key: value for key, value in given.items() if key == "head"}
+    return context, {key: value for key, value in given.items() if key != "head"}
+
+
+def shares(dp_size):
+    """Rows of each data-parallel rank: uneven, and the last of four has none."""
+    borders = {1: [0, 8], 2: [0, 3, 8], 4: [0, 2, 3, 8, 8]}[dp_size]
+    return [list(range(a, b)) for a, b in pairwise(borders)]
+
+
+def some_steps(rank, world, directory, names, paths):
+    """What a rank does: every case, one after the other."""
+    report = {}
+    for name in names:
+        _, family, config, _ = CASES[name]
+        context, options = fields(name)
+        context |= {"rank": rank, "world_size": world, "total_steps": STEPS, "seed": 4}
+        backend = make_megatron(paths[family], config=config, context=context, max_tokens_per_device=14, **options)
+        start = whole_weights(backend)
+        share = shares(backend.mesh.dp_size)[backend.mesh.dp_rank]
+        batch = make_batch()
+        outputs = column(backend.forward(batch.take(share), temperature=0.9))
+        history = train(backend, batch, STEPS, share=share)
+        weights = whole_weights(backend)
+        if rank == 0:
+            save_file({key: value.contiguous() for key, value in weights.items()}, directory / f"{name}.safetensors")
+            save_file({key: value.contiguous() for key, value in start.items()}, directory / f"{name}.start")
+        report[name] = {
+            "history": history,
+            "dp": [backend.mesh.dp_rank, backend.mesh.dp_size, backend.mesh.returns],
+            "outputs": outputs.tolist(),
+            "sum": float(sum(tensor.double().sum() for tensor in weights.values())),
+        }
+    return report
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {family: save_model(family, root / family) for family in {family for _, family, _, _ in CASES.values()}}
+
+
+@pytest.fixture(scope="module")
+def runs(paths, tmp_path_factory):
+    """World size -> (reports of the ranks, directory); made when first asked for."""
+    made = {}
+
+    def run(world):
+        if world not in made:
+            directory = tmp_path_factory.mktemp(f"world{world}")
+            names = [name for name, (worlds, *_) in CASES.items() if world in worlds]
+            made[world] = run_ranks(world, some_steps, directory, names, paths, preload=PRELOAD), directory
+        return made[world]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def oracle(paths):
+    """Case -> (history, weights, outputs of a forward pass) of `local`."""
+    made = {}
+
+    def run(name):
+        _, family, _, _ = CASES[name]
+        context, options = fields(name)
+        key = (family, str(context))
+        if key not in made:
+            backend = make_local(paths[family], context=context | {"total_steps": STEPS, "seed": 4})
+            outputs = column(backend.forward(make_batch(), temperature=0.9))
+            made[key] = train(backend, make_batch(), STEPS), whole_weights(backend), outputs
+        return made[key]
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "world"), ALL, ids=[f"{name}-{world}" for name, world in ALL])
+def test_steps_equal_local(name, world, runs, oracle):
+    reports, directory = runs(world)
+    history, weights, outputs = oracle(name)
+    mine = [report[name] for report in reports]
+    returning = {report["dp"][0]: report for report in mine if report["dp"][2]}
+
+    assert sum(report["dp"][2] for report in mine) == len(returning) == mine[0]["dp"][1]
+    of_rows = outputs.split(LENGTHS)
+    for dp_rank, share in enumerate(shares(len(returning))):
+        expected = [value for row in share for value in of_rows[row].tolist()]
+        assert returning[dp_rank]["outputs"] == pytest.approx(expected, abs=2e-5)
+    losses = torch.tensor([[row[0] for row in report["history"]] for report in returning.values()]).sum(0)
+    torch.testing.assert_close(losses, torch.tensor([row[0] for row in history]), atol=LOSS_TOLERANCE, rtol=1e-5)
+    for report in mine:
+        norms = torch.tensor([row[1] for row in report["history"]])
+        torch.testing.assert_close(norms, torch.tensor([row[1] for row in history]), atol=1e-5, rtol=1e-4)
+        assert [row[2] for row in report["history"]] == [row[2] for row in history]
+        assert report["sum"] == mine[0]["sum"], "every rank has the same weights to give"
+    found = load_file(directory / f"{name}.safetensors")
+    is_critic = CASES[name][3].get("head") == "value"
+    assert found.keys() == {key for key in weights if not (is_critic and key == "lm_head.weight")}
+    for key, weight in found.items():
+        torch.testing.assert_close(
+            weight, weights[key], atol=WEIGHT_TOLERANCE, rtol=0, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+@pytest.mark.parametrize(("name", "world"), ALL, ids=[f"{name}-{world}" for name, world in ALL])
+def test_weights_come_back_with_the_bits_of_the_files(name, world, runs, paths):
+    _, directory = runs(world)
+    _, family, _, _ = CASES[name]
+
+    found = load_file(directory / f"{name}.start")
+
+    expected = dict(load_model(paths[family]).named_parameters())
+    assert all(torch.equal(tensor, expected[key].detach()) for key, tensor in found.items())
+    assert len(found) >= len(expected) - 1  # a critic has no output embedding
+
+
+def test_steps_move_every_weight_further_than_the_tolerance(oracle, paths):
+    _, weights, _ = oracle("qwen3")
+    start = dict(load_model(paths["qwen3"]).named_parameters())
+
+    assert min(float((weights[name] - start[name].detach()).abs().max()) for name in start) > 50 * WEIGHT_TOLERANCE
