@@ -1,5 +1,7 @@
 """Models, batches and a loss for tests, and the `local` backend as the oracle."""
 
+import warnings
+
 import torch
 from cpu_double import CPUMegatron
 from rlcore_megatron import MegatronConfig
@@ -94,7 +96,9 @@ def policy_loss(batch):
 
 def make_megatron(path, *, config=None, optimizer=SGD_LIKE, context=None, **model):
     """The backend on the CPU; `config` and `context` are fields, `model` are fields of ModelConfig."""
-    from megatron.core import parallel_state
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()  # each test has a grid of its own
     return another_megatron(path, config=config, optimizer=optimizer, context=context, **model)

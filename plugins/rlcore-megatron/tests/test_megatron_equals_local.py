@@ -127,7 +127,7 @@ def oracle(paths):
 
     def run(name):
         _, family, _, _ = CASES[name]
-        context, options = fields(name)
+        context, _ = fields(name)
         key = (family, str(context))
         if key not in made:
             backend = make_local(paths[family], context=context | {"total_steps": STEPS, "seed": 4})

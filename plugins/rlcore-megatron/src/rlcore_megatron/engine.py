@@ -134,7 +134,7 @@ class Engine:
         for parameter, entry in self._model.entries.items():
             if entry.is_copy:
                 continue
-            state = self._optimizer.state(parameter)
+            state = self._optimizer.state(parameter, has_stepped=num_steps > 0)
             replicas = self.grid.expert_data if entry.is_expert else self.grid.data
             first = self.grid.tensor.rank() == 0 or entry.devices > 1 or entry.is_expert
             if replicas.rank() or not first:

@@ -78,13 +78,16 @@ class Optimizer:
         self._optimizer.zero_grad()
         return norm if finite else None
 
-    def state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """param, exp_avg and exp_avg_sq in float32, of the parameter's shape; moments only after a step."""
+    def state(self, parameter: nn.Parameter, *, has_stepped: bool) -> dict[str, Tensor]:
+        """param, exp_avg and exp_avg_sq in float32, of the parameter's shape; moments only after a step.
+
+        Its data-parallel devices call it together; other stages have other parameters.
+        """
         inner, parts = self._parts(parameter)
+        names = ("param", *MOMENTS) if has_stepped else ("param",)
         if not isinstance(inner, DistributedOptimizer):
-            return parts
+            return {name: parts[name] for name in names}
         group = self._grid.expert_data if self._entries[parameter].is_expert else self._grid.data
-        names = ("param", *MOMENTS) if self._has_moments() else ("param",)
         whole = {}
         for name in names:
             flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
@@ -134,13 +137,6 @@ class Optimizer:
     def _all(self) -> list[Any]:
         chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
         return [inner for inner in chained if not getattr(inner, "is_stub_optimizer", False)]
-
-    def _has_moments(self) -> bool:
-        """Whether any rank has stepped; ranks step together, and a rank without a share of anything has no state."""
-        known = any(MOMENTS[0] in state for inner in self._all() for state in inner.optimizer.state.values())
-        flag = torch.tensor([float(known)], device=next(iter(self._entries)).device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
-        return bool(flag)
 
     def _parts(self, parameter: nn.Parameter) -> tuple[Any, dict[str, Tensor]]:
         """The optimiser of a parameter and what this rank has of its state."""

@@ -1,0 +1,253 @@
+"""Checkpoints: the same bits on the same grid, the same losses on others, refused when broken, exported for transformers."""
+
+import json
+import shutil
+from itertools import pairwise
+
+import pytest
+import torch
+from megatron_cases import (
+    LENGTHS,
+    PRELOAD,
+    another_megatron,
+    make_batch,
+    make_megatron,
+    save_model,
+    train,
+    whole_weights,
+)
+from rlcore_megatron import MegatronBackend
+from safetensors.torch import load_file, save_file
+
+from rlcore.errors import ModelError
+from rlcore.models.load import load_model
+from rlcore.testing import run_ranks
+
+STEPS = 3
+PLAIN = {"distributed_optimizer": False}
+GRIDS = {
+    # name: (world size, settings of the backend, fields of the model or the context)
+    "tensor": (2, {"tensor_parallel": 2}, {}),
+    "pipeline": (2, {"pipeline_parallel": 2}, {}),
+    "data": (2, {}, {}),
+    "plain": (2, {"tensor_parallel": 2, **PLAIN}, {}),
+    "both": (4, {"tensor_parallel": 2, "pipeline_parallel": 2}, {}),
+    "tensor-and-data": (4, {"tensor_parallel": 2}, {}),
+    "one": (1, {}, {}),
+    "half": (2, {"tensor_parallel": 2}, {"precision": "bfloat16"}),
+    "critic": (2, {"pipeline_parallel": 2}, {"head": "value"}),  # its stages have unequally many parameters
+}
+
+
+def shares(dp_size):
+    size = len(LENGTHS) // dp_size
+    return [list(range(a, b)) for a, b in pairwise(range(0, len(LENGTHS) + 1, size))]
+
+
+def make(grid, path, rank, seed):
+    world, config, given = GRIDS[grid]
+    context = {"rank": rank, "world_size": world, "seed": seed, "head": given.get("head", "token")}
+    model = {name: value for name, value in given.items() if name != "head"}
+    return make_megatron(path, config=config, context=context, **model)
+
+
+def go_on(backend, directory, name):
+    """Train, and leave the weights behind; returns the losses of this rank."""
+    share = shares(backend.mesh.dp_size)[backend.mesh.dp_rank]
+    after = train(backend, make_batch(), STEPS, share=share)
+    weights = whole_weights(backend)
+    if backend.mesh.rank == 0:
+        save_file({key: value.contiguous() for key, value in weights.items()}, directory / f"{name}.safetensors")
+    return {"after": after, "returns": backend.mesh.returns}
+
+
+def write(rank, world, directory, path, grids):
+    """Train, save, train on, for each grid."""
+    report = {}
+    for grid in grids:
+        backend = make(grid, path, rank, seed=3)
+        train(backend, make_batch(), STEPS, share=shares(backend.mesh.dp_size)[backend.mesh.dp_rank])
+        target = directory / grid
+        if rank == 0:
+            target.mkdir()
+        torch.distributed.barrier()
+        backend.save(target)
+        report[grid] = go_on(backend, directory, f"after-{grid}")
+    return report
+
+
+def read(rank, world, directory, path, pairs, source):
+    """Load into a fresh backend and train on, for each (grid that wrote, grid that reads)."""
+    report = {}
+    for written, grid in pairs:
+        backend = make(grid, path, rank, seed=9)
+        backend.load(source / written)
+        report[f"{written}-{grid}"] = go_on(backend, directory, f"{written}-{grid}")
+    return report
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Tied embeddings, biases, and a vocabulary that two devices must pad."""
+    return save_model("qwen2", tmp_path_factory.mktemp("model"), initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def written(path, tmp_path_factory):
+    """(reports of the ranks by grid, directory with one checkpoint for each)"""
+    directory, reports = tmp_path_factory.mktemp("written"), {}
+    for world, grids in ((2, ["tensor", "plain", "half", "critic"]), (4, ["tensor-and-data"])):
+        found = run_ranks(world, write, directory, path, grids, preload=PRELOAD)
+        (directory / "rendezvous").unlink(missing_ok=True)
+        reports |= {grid: [one[grid] for one in found] for grid in grids}
+    return reports, directory
+
+
+PAIRS = {
+    2: [
+        ("tensor", "tensor"),
+        ("plain", "plain"),
+        ("half", "half"),
+        ("critic", "critic"),
+        ("tensor", "pipeline"),
+        ("tensor", "data"),
+    ]
+    + [("plain", "pipeline"), ("tensor", "plain"), ("tensor-and-data", "data")],
+    4: [("tensor-and-data", "tensor-and-data"), ("tensor", "both"), ("tensor-and-data", "both")],
+}
+
+
+@pytest.fixture(scope="module")
+def resumed(path, written, tmp_path_factory):
+    made = {}
+
+    def run(world):
+        if world not in made:
+            directory = tmp_path_factory.mktemp(f"resumed{world}")
+            found = run_ranks(world, read, directory, path, PAIRS[world], written[1], preload=PRELOAD)
+            made[world] = found, directory
+        return made[world]
+
+    return run
+
+
+@pytest.mark.parametrize("grid", ["tensor", "plain", "half", "critic", "tensor-and-data"])
+def test_the_same_grid_goes_on_with_the_same_bits(grid, written, resumed):
+    reports, directory = resumed(GRIDS[grid][0])
+
+    assert [one[f"{grid}-{grid}"] for one in reports] == written[0][grid]
+    expected = load_file(written[1] / f"after-{grid}.safetensors")
+    found = load_file(directory / f"{grid}-{grid}.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("written_by", "read_by"), [pair for pairs in PAIRS.values() for pair in pairs if pair[0] != pair[1]]
+)
+def test_another_grid_goes_on_with_the_same_losses(written_by, read_by, written, resumed):
+    reports, directory = resumed(GRIDS[read_by][0])
+
+    def losses(reports):
+        return torch.tensor([[row[0] for row in one["after"]] for one in reports if one["returns"]]).sum(0)
+
+    found = [one[f"{written_by}-{read_by}"] for one in reports]
+    torch.testing.assert_close(losses(found), losses(written[0][written_by]), atol=5e-6, rtol=1e-5)
+    expected = load_file(written[1] / f"after-{written_by}.safetensors")
+    weights = load_file(directory / f"{written_by}-{read_by}.safetensors")
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, atol=2e-5, rtol=0)
+
+
+def test_one_process_goes_on_as_well(path, written):
+    backend = make("one", path, 0, seed=9)
+    backend.load(written[1] / "tensor")
+
+    history = train(backend, make_batch(), STEPS)
+
+    expected = [row[0] for row in written[0]["tensor"][0]["after"]]
+    assert [row[0] for row in history] == pytest.approx(expected, abs=5e-6)
+
+
+def test_an_export_is_a_model_that_transformers_loads(path, written, tmp_path):
+    backend = make("one", path, 0, seed=9)
+    backend.load(written[1] / "tensor")
+
+    MegatronBackend.export(written[1] / "tensor", tmp_path)
+
+    exported = dict(load_model(str(tmp_path)).named_parameters())
+    weights = whole_weights(backend)
+    assert exported.keys() == weights.keys()
+    assert all(torch.equal(tensor, exported[name].detach()) for name, tensor in weights.items())
+
+
+def test_an_export_of_several_files_has_an_index(written, tmp_path, monkeypatch):
+    from rlcore_megatron import checkpoint
+
+    monkeypatch.setattr(checkpoint, "_FILE_BYTES", 10_000)
+    MegatronBackend.export(written[1] / "tensor", tmp_path)
+
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3
+    assert len(list(load_model(str(tmp_path)).parameters())) == len(index["weight_map"])
+
+
+def test_a_critic_keeps_its_value_head(path, tmp_path):
+    context = {"head": "value", "seed": 3}
+    critic = make_megatron(path, context=context)
+    train(critic, make_batch(), 2)
+    critic.save(tmp_path)
+    resumed = another_megatron(path, context=context | {"seed": 5})
+    resumed.load(tmp_path)
+
+    values = [one.forward(make_batch(), temperature=1.0).values for one in (critic, resumed)]
+
+    assert torch.equal(*values)
+    assert "value_head.weight" in str(load_file(tmp_path / "shards" / "rank-00000.safetensors").keys())
+
+
+def test_a_checkpoint_before_the_first_step_has_no_moments(path, tmp_path):
+    backend = make_megatron(path)
+    backend.save(tmp_path)
+    resumed = another_megatron(path)
+    train(resumed, make_batch(), 2)
+    resumed.load(tmp_path)
+
+    assert train(resumed, make_batch(), 2) == train(backend, make_batch(), 2)
+
+
+def test_a_checkpoint_of_other_layers_is_refused(path, written, tmp_path):
+    other = make_megatron(save_model("qwen2", tmp_path / "other", num_hidden_layers=2))
+    before = whole_weights(other)
+
+    with pytest.raises(ModelError, match=r"of another model: num_hidden_layers is 4 there and 2 here\nGive the model"):
+        other.load(written[1] / "tensor")
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.weights())
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off", "no state", "garbage", "a tensor less"])
+def test_a_damaged_checkpoint_names_the_file_and_changes_nothing(damage, written, path, tmp_path):
+    backend = make("one", path, 0, seed=9)
+    directory = shutil.copytree(written[1] / "tensor", tmp_path / "checkpoint")
+    shard = sorted((directory / "shards").iterdir())[-1]
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "cut off":
+        shard.write_bytes(shard.read_bytes()[:-7])
+    elif damage == "no state":
+        (directory / "backend.json").unlink()
+    elif damage == "garbage":
+        shard.write_bytes(b"\xff" * shard.stat().st_size)
+    else:
+        state = json.loads((directory / "backend.json").read_text())
+        del state["files"][shard.name]
+        (directory / "backend.json").write_text(json.dumps(state))
+    before = whole_weights(backend)
+    named = {"no state": "backend.json", "garbage": "damaged file", "a tensor less": "a part of it"}
+
+    with pytest.raises(ModelError, match=named.get(damage, shard.name)):
+        backend.load(directory)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backend.weights())
+    assert backend._num_steps == 0

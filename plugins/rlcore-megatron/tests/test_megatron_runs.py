@@ -1,0 +1,106 @@
+"""Whole runs with two hosts through Ray: they learn as with `local`, from tensor and from pipeline parallel workers."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import ray
+
+from rlcore.cli.train import run as train
+
+BACKEND = f"backend={Path(__file__).with_name('cpu_double.py')}:CPUMegatron"
+SMALL = ["preset=quickstart", "trainer.prompts_per_step=7", "sampling.samples_per_prompt=3", "eval.max_prompts=16"]
+CLOCK = ("time", "perf/", "time_s/", "controller/")
+PPO = ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
+TWO = ["runtime=ray", "pools.main.devices_per_node=2"]
+TENSOR, PIPELINE = "backend.tensor_parallel=2", "backend.pipeline_parallel=2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickstart_assets():
+    """Made once; kept across runs of the tests where the user's cache is."""
+    os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def settings(directory, *more, steps=3):
+    given = {item.partition("=")[0] for item in more}
+    base = [
+        *SMALL,
+        "runtime=local",
+        "trackers=jsonl",
+        f"trainer.steps={steps}",
+        f"run.directory={directory}",
+        "run.name=r",
+    ]
+    return [*(item for item in base if item.partition("=")[0] not in given), *more]
+
+
+def metrics(directory):
+    """The lines of metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(CLOCK)} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory):
+    """Arguments -> metrics of the run with backend=local in one process."""
+    made = {}
+
+    def run(*more):
+        if more not in made:
+            directory = tmp_path_factory.mktemp("local")
+            train(settings(directory, *more), dry_run=False)
+            made[more] = metrics(directory)
+        return made[more]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "grid"),
+    [((), TENSOR), ((), PIPELINE), (PPO, TENSOR), (PPO, PIPELINE)],
+    ids=["grpo on two tensor ranks", "grpo on two stages", "ppo on two tensor ranks", "ppo on two stages"],
+)
+def test_two_ranks_train_as_local_does(algorithm, grid, tmp_path, oracle):
+    train(settings(tmp_path, *algorithm, BACKEND, grid, *TWO), dry_run=False)
+
+    for found, expected in zip(metrics(tmp_path), oracle(*algorithm), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_weights_of_two_stages_travel_to_a_rollout_in_another_pool(tmp_path, oracle):
+    ray.init(num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
+    try:
+        address = f"runtime.address={ray.get_runtime_context().gcs_address}"
+        more = [BACKEND, PIPELINE, "runtime=ray", address, "placement=split", "pools.actor.devices_per_node=2"]
+        train(settings(tmp_path, *more), dry_run=False)
+    finally:
+        ray.shutdown()
+
+    for found, expected in zip(metrics(tmp_path), oracle(), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [TENSOR, PIPELINE])
+def test_the_quickstart_learns_on_two_ranks(grid, tmp_path):
+    more = ["trainer.prompts_per_step=64", "sampling.samples_per_prompt=8", BACKEND, grid, *TWO]
+    train(settings(tmp_path, *more, steps=40), dry_run=False)
+
+    rewards = [line["reward/mean"] for line in metrics(tmp_path)[1:]]
+    assert rewards[0] < 0.15
+    assert sum(rewards[-5:]) / 5 > 2 * rewards[0]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_exactly_on_the_same_grid(tmp_path):
+    every = ["checkpoint.every_steps=2", BACKEND, TENSOR, *TWO]
+    train(settings(tmp_path / "whole", *every, steps=4), dry_run=False)
+    train(settings(tmp_path / "cut", *every, steps=2), dry_run=False)
+
+    train(settings(tmp_path / "cut", *every, steps=4), dry_run=False)
+
+    assert metrics(tmp_path / "cut")[-1] == metrics(tmp_path / "whole")[-1]
