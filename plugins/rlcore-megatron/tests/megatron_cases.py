@@ -35,10 +35,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 FAMILIES = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": False, "rope_parameters": _LLAMA3}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {"head_dim": 16, "tie_word_embeddings": False}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, "tie_word_embeddings": False, **_EXPERTS}),
 }
 """Name -> (configuration class of transformers, what differs from the sizes above)."""
 

@@ -34,6 +34,9 @@ class Rule:
     """one: the same tensor. stacked: end to end along dimension 0. grouped: query heads, then key, then value, for each
     group of heads."""
 
+    together: str = ""
+    """Of a rule with {expert}: what transformers calls all experts of a layer in one tensor [experts, …]."""
+
     def expert(self, name: str) -> int | None:
         """The expert in a name that this rule is for, 0 without experts; None: another name."""
         found = re.fullmatch(re.escape(self.ours).replace(r"\{expert\}", r"(\d+)"), name)
@@ -87,10 +90,14 @@ _GATE_UP = ("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_pr
 _DOWN = ("mlp.experts.{expert}.down_proj.weight",)
 _EXPERTS = (
     Rule(ours="mlp.router.weight", theirs=("mlp.gate.weight",)),
-    Rule(ours="mlp.experts.local_experts.{expert}.linear_fc1.weight", theirs=_GATE_UP, join="stacked"),
-    Rule(ours="mlp.experts.local_experts.{expert}.linear_fc2.weight", theirs=_DOWN),
-    Rule(ours="mlp.experts.linear_fc1.weight{expert}", theirs=_GATE_UP, join="stacked"),
-    Rule(ours="mlp.experts.linear_fc2.weight{expert}", theirs=_DOWN),
+    *(
+        Rule(ours=ours, theirs=_GATE_UP, join="stacked", together="mlp.experts.gate_up_proj")
+        for ours in ("mlp.experts.local_experts.{expert}.linear_fc1.weight", "mlp.experts.linear_fc1.weight{expert}")
+    ),
+    *(
+        Rule(ours=ours, theirs=_DOWN, together="mlp.experts.down_proj")
+        for ours in ("mlp.experts.local_experts.{expert}.linear_fc2.weight", "mlp.experts.linear_fc2.weight{expert}")
+    ),
 )
 
 TOP = {

@@ -52,6 +52,8 @@ class Entry:
     head_size: int = 0
     expert: int | None = None
     """Number in the whole model, for a parameter of an expert."""
+    together: str = ""
+    """What transformers calls all experts of the layer in one tensor."""
     is_copy: bool = False
     """The embedding once more, on the last stage of a pipeline: read, but not written."""
 
@@ -62,11 +64,7 @@ class Entry:
     @property
     def names(self) -> tuple[str, ...]:
         """Hugging Face names of its parts."""
-        return self.names_of(self.expert)
-
-    def names_of(self, expert: int | None) -> tuple[str, ...]:
-        """The same of another expert."""
-        return tuple(name.replace("{expert}", str(expert)) for name in self.theirs)
+        return tuple(name.replace("{expert}", str(self.expert)) for name in self.theirs)
 
     def split(self, parameter: Tensor) -> list[Tensor]:
         """The parts of this rank, padding included."""
@@ -148,6 +146,7 @@ class Plan:
             per_group=self.config.num_attention_heads // self.config.num_key_value_heads,
             head_size=head_size(self.config),
             expert=expert if "{expert}" in rule.ours else None,
+            together=prefix + rule.together if rule.together else "",
             is_copy=is_copy,
         )
 

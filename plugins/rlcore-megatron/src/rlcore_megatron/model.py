@@ -182,8 +182,8 @@ def build(
         for name, parameter in chunk.named_parameters()
     }
     for parameter, entry in entries.items():
-        if entry.cut is not None and entry.devices > 1:
-            # said where weights are drawn, which is left out; the norm of gradients counts the others once
+        if entry.devices > 1 or entry.is_expert:
+            # said where weights are drawn, which is left out; the norm counts others on one tensor-parallel device only
             parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     check_covers({str(i): entry for i, entry in enumerate(entries.values())}, hf_config)
     return Model(chunks, entries, transformer, is_critic, hf_config.vocab_size)
@@ -208,10 +208,10 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
         )
     if experts:
         _divides("expert_parallel", config.expert_parallel, {"num_experts": experts})
-        if config.tensor_parallel > 1 and not config.sequence_parallel:
+        if config.tensor_parallel > 1 and not (config.sequence_parallel and config.expert_parallel > 1):
             raise ConfigError(
-                f"tensor_parallel={config.tensor_parallel} of a mixture of experts needs its tokens cut as well\n"
-                "Type  backend.sequence_parallel=true"
+                f"tensor_parallel={config.tensor_parallel} of a mixture needs its tokens cut and its experts shared\n"
+                "Type  backend.sequence_parallel=true backend.expert_parallel=2"
             )
 
 
@@ -333,6 +333,7 @@ def _chunk(
         chunk.output_layer = ValueHead(hf_config.hidden_size, context.seed)
     elif last:
         chunk.output_layer.forward = MethodType(_hidden_states, chunk.output_layer)
+    chunk.to(torch.cuda.current_device())
     if not context.trained:
         chunk.requires_grad_(False)
     chunk.train(context.trained)

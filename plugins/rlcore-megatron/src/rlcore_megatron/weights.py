@@ -1,13 +1,12 @@
 """Parameters under their Hugging Face names on every rank: one bucket at a time comes from its stage and is gathered.
 
-A bucket is a few parameters end to end. The stage that has them sends this tensor-parallel device's part down the
-pipeline; then the devices of each stage gather the parts. Experts are gathered from the devices that share them.
+A bucket is a few parameters end to end, or one kind of matrix of all experts of a layer, which transformers has as one
+tensor. The stage that has them sends its part down the pipeline; then the devices of each stage gather their parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,77 +22,64 @@ class WeightStream:
 
     def __init__(self, model: Model, grid: Grid, bucket_mb: int) -> None:
         self._grid = grid
-        self._parameters: list[nn.Parameter] = []
-        mine: list[tuple[Entry, int]] = []
-        order = sorted(model.entries.items(), key=lambda item: item[1].is_expert)
-        for parameter, entry in order:
-            if not entry.is_copy and entry.names != (VALUE_HEAD,):
-                self._parameters.append(parameter)
-                mine.append((entry, parameter.element_size()))
-        self._stages: list[list[list[Entry]]] = []
-        for entries in self._exchange(mine, grid.pipeline):
-            self._stages.append(_buckets(entries, bucket_mb * 2**20))
-        self._experts_per_rank = (model.config.num_moe_experts or 0) // grid.expert.size()
+        mine = [
+            (parameter, entry)
+            for parameter, entry in model.entries.items()
+            if not entry.is_copy and entry.names != (VALUE_HEAD,)
+        ]
+        mine.sort(key=lambda pair: (pair[1].together, pair[1].expert or 0))
+        self._parameters: list[nn.Parameter] = [parameter for parameter, _ in mine]
+        stages: list[list[Entry]] = [[] for _ in range(grid.pipeline.size())]
+        dist.all_gather_object(stages, [entry for _, entry in mine], group=grid.pipeline)
+        self._stages = [_buckets(entries, bucket_mb * 2**20) for entries in stages]
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        device = torch.device(torch.cuda.current_device()) if not self._parameters else self._parameters[0].device
-        at, stage = 0, self._grid.pipeline.rank()
+        remaining = iter(self._parameters)
+        device = self._parameters[0].device
         for sender, buckets in enumerate(self._stages):
             for bucket in buckets:
-                flat = torch.empty(sum(_numel(entry) for entry in bucket), dtype=bucket[0].dtype, device=device)
-                if sender == stage:
-                    own = self._parameters[at : at + len(bucket)]
-                    torch.cat([parameter.detach().reshape(-1) for parameter in own], out=flat)
-                    at += len(bucket)
-                if self._grid.pipeline.size() > 1:
+                flat = torch.empty(sum(map(_numel, bucket)), dtype=bucket[0].dtype, device=device)
+                if sender == self._grid.pipeline.rank():
+                    torch.cat([next(remaining).detach().reshape(-1) for _ in bucket], out=flat)
+                if len(self._stages) > 1:
                     dist.broadcast(flat, group=self._grid.pipeline, group_src=sender)
                 yield from self._whole(bucket, flat)
 
     def _whole(self, bucket: Sequence[Entry], flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        group = self._grid.expert if bucket[0].is_expert else self._grid.tensor
-        shards = [flat]
-        if group.size() > 1:
-            gathered = flat.new_empty(group.size(), len(flat))
-            dist.all_gather(list(gathered), flat, group=group)
-            shards = list(gathered)
+        shards = _gathered(flat, self._grid.expert if bucket[0].is_expert else self._grid.tensor)
+        if bucket[0].is_expert:
+            yield bucket[0].together, torch.cat([shard.view(-1, *bucket[0].shape) for shard in shards])
+            return
         parts = [shard.split([_numel(entry) for entry in bucket]) for shard in shards]
         for i, entry in enumerate(bucket):
-            own = [part[i].view(entry.shape) for part in parts]
-            if entry.is_expert:
-                for rank, expert in enumerate(own):
-                    yield from zip(self._names_at(entry, rank), entry.split(expert))
-            else:
-                yield from zip(entry.names, entry.whole(own))
+            yield from zip(entry.names, entry.whole([part[i].view(entry.shape) for part in parts]))
 
-    def _names_at(self, entry: Entry, rank: int) -> tuple[str, ...]:
-        """Names on another of the ranks that share the experts."""
-        assert entry.expert is not None
-        return entry.names_of(entry.expert + (rank - self._grid.expert.rank()) * self._experts_per_rank)
 
-    @staticmethod
-    def _exchange(mine: Any, group: dist.ProcessGroup) -> list[Any]:
-        found: list[Any] = [None] * group.size()
-        dist.all_gather_object(found, mine, group=group)
-        return found
+def _gathered(flat: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    if group.size() == 1:
+        return [flat]
+    shards = [torch.empty_like(flat) for _ in range(group.size())]
+    dist.all_gather(shards, flat, group=group)
+    return shards
 
 
 def _numel(entry: Entry) -> int:
-    return int(torch.Size(entry.shape).numel())
+    return torch.Size(entry.shape).numel()
 
 
-def _buckets(entries: Sequence[tuple[Entry, int]], max_bytes: int) -> list[list[Entry]]:
-    """Parameters of one type and kind, in order, up to `max_bytes` together; a larger one is alone."""
+def _buckets(entries: Sequence[Entry], max_bytes: int) -> list[list[Entry]]:
+    """Parameters of one type, in order, up to `max_bytes` together; a larger one is alone, experts of a layer are together."""
     buckets: list[list[Entry]] = []
     room = 0
-    for entry, element_size in entries:
-        size = _numel(entry) * element_size
+    for entry in entries:
+        size = _numel(entry) * entry.dtype.itemsize
         last = buckets[-1][-1] if buckets else None
-        alike = last is not None and (last.dtype, last.is_expert) == (entry.dtype, entry.is_expert)
-        if alike and size <= room:
+        alike = last is not None and (last.dtype, last.together) == (entry.dtype, entry.together)
+        if alike and (size <= room or entry.is_expert):
             buckets[-1].append(entry)
-            room -= size
         else:
             buckets.append([entry])
-            room = max_bytes - size
+            room = max_bytes
+        room -= size
     return buckets
