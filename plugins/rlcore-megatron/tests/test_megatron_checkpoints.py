@@ -111,8 +111,10 @@ PAIRS = {
         ("critic", "critic"),
         ("tensor", "pipeline"),
         ("tensor", "data"),
-    ]
-    + [("plain", "pipeline"), ("tensor", "plain"), ("tensor-and-data", "data")],
+        ("plain", "pipeline"),
+        ("tensor", "plain"),
+        ("tensor-and-data", "data"),
+    ],
     4: [("tensor-and-data", "tensor-and-data"), ("tensor", "both"), ("tensor-and-data", "both")],
 }
 

@@ -61,8 +61,12 @@ def oracle(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("algorithm", "grid"),
-    [((), TENSOR), ((), PIPELINE), (PPO, TENSOR), (PPO, PIPELINE)],
-    ids=["grpo on two tensor ranks", "grpo on two stages", "ppo on two tensor ranks", "ppo on two stages"],
+    [
+        pytest.param((), PIPELINE, id="grpo on two stages"),
+        pytest.param(PPO, TENSOR, id="ppo on two tensor ranks"),
+        pytest.param((), TENSOR, id="grpo on two tensor ranks", marks=pytest.mark.slow),
+        pytest.param(PPO, PIPELINE, id="ppo on two stages", marks=pytest.mark.slow),
+    ],
 )
 def test_two_ranks_train_as_local_does(algorithm, grid, tmp_path, oracle):
     train(settings(tmp_path, *algorithm, BACKEND, grid, *TWO), dry_run=False)
@@ -71,6 +75,7 @@ def test_two_ranks_train_as_local_does(algorithm, grid, tmp_path, oracle):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_of_two_stages_travel_to_a_rollout_in_another_pool(tmp_path, oracle):
     ray.init(num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
     try:

@@ -115,7 +115,7 @@ def export(source: Path, target: Path) -> None:
                 room = _FILE_BYTES
             groups[-1].append(where)
             room -= size
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for i, group in enumerate(groups, 1):
             file = f"model-{i:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else "model.safetensors"
             tensors = {where.name: files.read(where, prefix).contiguous() for where in group}

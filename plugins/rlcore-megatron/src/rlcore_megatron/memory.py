@@ -30,4 +30,4 @@ class HostCopy:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[arg-type]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Samples(PackedSeqParams):
+class Samples(PackedSeqParams):  # type: ignore[misc]
     """The borders of the samples of a micro-batch, as megatron-core hands them to its attention."""
 
     packing: Packing | None = None
@@ -78,8 +78,8 @@ class PackedAttention(nn.Module):
     ) -> Tensor:
         """[T, H·D] from query [T, H, D], key and value [T, H_kv, D]."""
         assert packed_seq_params is not None and packed_seq_params.packing is not None, "samples are always packed"
-        states = (part.transpose(0, 1)[None] for part in (query, key, value))
-        out, _ = packed_attention(self, *states, None, packing=packed_seq_params.packing, scaling=self._scale)
+        q, k, v = (part.transpose(0, 1)[None] for part in (query, key, value))
+        out, _ = packed_attention(self, q, k, v, None, packing=packed_seq_params.packing, scaling=self._scale)
         return out[0].flatten(1)
 
 
@@ -184,7 +184,7 @@ def build(
     for parameter, entry in entries.items():
         if entry.devices > 1 or entry.is_expert:
             # said where weights are drawn, which is left out; the norm counts others on one tensor-parallel device only
-            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+            parameter.tensor_model_parallel = True
     check_covers({str(i): entry for i, entry in enumerate(entries.values())}, hf_config)
     return Model(chunks, entries, transformer, is_critic, hf_config.vocab_size)
 
@@ -360,7 +360,7 @@ def _frequencies(hf_config: Any, path: str) -> Tensor:
         if size != head_size(hf_config):
             raise _no_rope(path, f"partial_rotary_factor={rope['partial_rotary_factor']}")
         steps: Tensor = torch.arange(0, size, 2, dtype=torch.int64).float() / size
-        return 1.0 / (rope["rope_theta"] ** steps)
+        return torch.reciprocal(rope["rope_theta"] ** steps)
     if kind in ("dynamic", "longrope") or kind not in ROPE_INIT_FUNCTIONS:
         raise _no_rope(path, f"rope_type={kind}")
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))

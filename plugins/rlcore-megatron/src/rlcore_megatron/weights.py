@@ -51,7 +51,7 @@ class WeightStream:
         if bucket[0].is_expert:
             yield bucket[0].together, torch.cat([shard.view(-1, *bucket[0].shape) for shard in shards])
             return
-        parts = [shard.split([_numel(entry) for entry in bucket]) for shard in shards]
+        parts = [torch.split(shard, [_numel(entry) for entry in bucket]) for shard in shards]
         for i, entry in enumerate(bucket):
             yield from zip(entry.names, entry.whole([part[i].view(entry.shape) for part in parts]))
 

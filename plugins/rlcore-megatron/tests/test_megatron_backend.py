@@ -1,0 +1,411 @@
+"""What is particular to this backend: memory, precision, grids of one process, a family of one's own, bad input."""
+
+import importlib.metadata
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_double import CPUMegatron
+from megatron_cases import (
+    LENGTHS,
+    PRELOAD,
+    SGD_LIKE,
+    another_megatron,
+    column,
+    make_batch,
+    make_local,
+    make_megatron,
+    policy_loss,
+    save_model,
+    train,
+    whole_weights,
+)
+from rlcore_megatron import MegatronBackend, MegatronConfig
+from rlcore_megatron.families import FAMILIES
+
+from rlcore.errors import ConfigError, ModelError
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.testing import run_ranks
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save_model("qwen3", tmp_path_factory.mktemp("model"))
+
+
+def tensors_of(backend):
+    """All that lies on the device."""
+    engine = backend._engine
+    return [*(p for chunk in engine._model.chunks for p in chunk.parameters()), *engine._optimizer.tensors()]
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_offload_empties_every_storage_and_training_goes_on(distributed, path):
+    config = {"distributed_optimizer": distributed}
+    backend, stayed = make_megatron(path, config=config), another_megatron(path, config=config)
+    for one in (backend, stayed):
+        train(one, make_batch(), 2)
+        one.forward_backward(make_batch(), policy_loss(make_batch()), temperature=0.9)
+
+    backend.offload()
+    left = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(backend))
+    backend.reload()
+
+    assert left == 0
+    assert backend.step() == stayed.step(), "gradients that were there are there again"
+    expected = whole_weights(stayed)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in backend.weights())
+
+
+def test_bfloat16_is_near_float32_and_trains_float32_parameters(tmp_path):
+    path = save_model("qwen3", tmp_path, initializer_range=0.1)
+    exact = make_megatron(path)
+    rough = another_megatron(path, precision="bfloat16")
+
+    gap = (
+        exact.forward(make_batch(), temperature=1.0).log_probs - rough.forward(make_batch(), temperature=1.0).log_probs
+    )
+    found, expected = train(rough, make_batch(), 3), train(exact, make_batch(), 3)
+
+    assert 1e-4 < float(gap.abs().max()) < 0.1
+    assert [row[0] for row in found] == pytest.approx([row[0] for row in expected], abs=0.05)
+    assert {tensor.dtype for _, tensor in rough.weights()} == {torch.bfloat16}
+    assert {group["params"][0].dtype for group in rough._engine._optimizer._optimizer.param_groups} == {torch.float32}
+
+
+def test_a_reference_and_a_critic_stand_beside_the_policy(path):
+    policy = make_megatron(path)
+    reference = another_megatron(path, context={"trained": False})
+    critic = another_megatron(path, context={"head": "value"})
+    start = reference.forward(make_batch(), temperature=1.0).log_probs
+
+    train(policy, make_batch(), 3)
+    train(critic, make_batch(), 3)
+
+    assert torch.equal(reference.forward(make_batch(), temperature=1.0).log_probs, start)
+    assert float((policy.forward(make_batch(), temperature=1.0).log_probs - start).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("head", ["token", "value"])
+def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path):
+    backend = make_megatron(path, context={"head": head}, optimizer=OptimizerConfig(lr=0.1))
+    before = whole_weights(backend)
+
+    for lengths in ([], [0, 0], [2, 1]):
+        assert column(backend.forward(make_batch(lengths), temperature=1.0)).tolist() == [0.0] * sum(lengths)
+        train(backend, make_batch(lengths), 1)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backend.weights())
+
+
+def test_a_family_of_ones_own_needs_a_table_only(tmp_path):
+    import transformers
+
+    class Mine(CPUMegatron):
+        families = {**FAMILIES, "mistral": FAMILIES["llama"]}  # noqa: RUF012
+
+    config = transformers.MistralConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        sliding_window=None,
+        initializer_range=0.3,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    backend = Mine(
+        MegatronConfig(), model=ModelConfig(path=str(tmp_path)), optimizer=SGD_LIKE, context=BackendContext()
+    )
+
+    found = column(backend.forward(make_batch(), temperature=1.0))
+
+    expected = column(make_local(str(tmp_path)).forward(make_batch(), temperature=1.0))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+
+
+def what_two_ranks_say(rank, world, directory, path):
+    """Of a vocabulary of 61, of a second grid, and of a gradient that is bad on one of them."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("rlcore_megatron").addHandler(handler)
+    make_megatron(path, config={"tensor_parallel": 2}, context={"rank": rank, "world_size": world})
+    with pytest.raises(ConfigError) as refused:
+        another_megatron(path, config={"pipeline_parallel": 2}, context={"rank": rank, "world_size": world})
+    data = make_megatron(path, context={"rank": rank, "world_size": world})
+    before = whole_weights(data)
+
+    def bad(out, micro_batch):
+        scalar, metrics = policy_loss(make_batch())(out, micro_batch)
+        return scalar * (torch.nan if rank == 1 else 1.0), metrics
+
+    data.forward_backward(make_batch().take([rank]), bad, temperature=1.0)
+    skipped = data.step()["skipped"].value
+    same = all(torch.equal(tensor, before[name]) for name, tensor in data.weights())
+    return {"said": said, "skipped": skipped, "same": same, "refused": str(refused.value)}
+
+
+@pytest.fixture(scope="module")
+def said_by_two_ranks(path, tmp_path_factory):
+    return run_ranks(2, what_two_ranks_say, tmp_path_factory.mktemp("ranks"), path, preload=PRELOAD)
+
+
+def test_padding_of_the_vocabulary_is_said_once(said_by_two_ranks):
+    expected = (
+        "the vocabulary of 61 is padded to 62 for tensor_parallel=2; padding has no probability and is in no file"
+    )
+    assert [report["said"] for report in said_by_two_ranks] == [[expected], []]
+
+
+def test_a_bad_gradient_of_one_rank_changes_nothing_on_any(said_by_two_ranks):
+    assert [(report["skipped"], report["same"]) for report in said_by_two_ranks] == [(1.0, True)] * 2
+
+
+def test_weights_travel_in_buckets_of_one_type():
+    from rlcore_megatron.layout import Entry
+    from rlcore_megatron.weights import _buckets
+
+    def entry(name, rows, dtype=torch.float32, together=""):
+        expert = 0 if together else None
+        return Entry(
+            theirs=(name,),
+            shape=(rows,),
+            dtype=dtype,
+            cut=None,
+            join="one",
+            devices=1,
+            expert=expert,
+            together=together,
+        )
+
+    entries = [entry("a", 2), entry("b", 2), entry("c", 1), entry("d", 9), entry("e", 1), entry("f", 1, torch.bfloat16)]
+    entries += [entry("g", 4, together="up"), entry("h", 4, together="up"), entry("i", 4, together="down")]
+
+    buckets = _buckets(entries, 16)
+
+    names = [[one.theirs[0] for one in bucket] for bucket in buckets]
+    assert names == [["a", "b"], ["c"], ["d"], ["e"], ["f"], ["g", "h"], ["i"]]
+
+
+def test_two_grids_in_one_process_are_refused(said_by_two_ranks):
+    expected = (
+        "two models of one process want different grids: tensor, pipeline and expert sizes (2, 1, 1) and (1, 2, 1)\n"
+        "Give all roles of a pool the same backend sizes, or type  placement=split"
+    )
+    assert [report["refused"] for report in said_by_two_ranks] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size", "message"),
+    [
+        (
+            {"tensor_parallel": 2, "pipeline_parallel": 2},
+            6,
+            "6 devices cannot be divided by tensor_parallel 2 · pipeline_parallel 2 = 4\n"
+            "Give the pool 4, 8, 12, 16, … devices, or a product of 1, 2, 3, 6:  backend.tensor_parallel=1",
+        ),
+        (
+            {"expert_parallel": 4, "pipeline_parallel": 2},
+            12,
+            "expert_parallel=4 does not divide the 6 devices of a pipeline stage\n"
+            "Type  backend.expert_parallel=N  with N one of 1, 2, 3, 6",
+        ),
+    ],
+)
+def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, message, path):
+    make_megatron(path)
+    from rlcore_megatron.grid import check_sizes
+
+    with pytest.raises(ConfigError) as refused:
+        check_sizes(MegatronConfig(**settings), world_size)
+
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        (
+            "qwen3",
+            {"tensor_parallel": 4},
+            "tensor_parallel=4 does not divide num_key_value_heads=2 of this model\n"
+            "Type  backend.tensor_parallel=N  with N one of 1, 2",
+        ),
+        (
+            "qwen3",
+            {"pipeline_parallel": 3},
+            "pipeline_parallel=3 does not divide num_hidden_layers=4 of this model\n"
+            "Type  backend.pipeline_parallel=N  with N one of 1, 2, 4",
+        ),
+        (
+            "qwen3",
+            {"pipeline_parallel": 2, "virtual_stages": 4},
+            "pipeline_parallel · virtual_stages=8 does not divide num_hidden_layers=4 of this model\n"
+            "Type  backend.pipeline_parallel=N  with N one of 1, 2, 4",
+        ),
+        (
+            "qwen3",
+            {"expert_parallel": 2},
+            "expert_parallel=2, and qwen3 has no experts\nType  backend.expert_parallel=1",
+        ),
+        (
+            "qwen3_moe",
+            {"expert_parallel": 3},
+            "expert_parallel=3 does not divide num_experts=4 of this model\n"
+            "Type  backend.expert_parallel=N  with N one of 1, 2, 4",
+        ),
+        (
+            "qwen3_moe",
+            {"tensor_parallel": 2},
+            "tensor_parallel=2 of a mixture needs its tokens cut and its experts shared\n"
+            "Type  backend.sequence_parallel=true backend.expert_parallel=2",
+        ),
+    ],
+    ids=["heads", "layers", "virtual layers", "no experts", "experts", "experts and tensor"],
+)
+def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, settings, message, tmp_path, path):
+    make_megatron(path)
+    from rlcore_megatron.model import check_divides, hf_config_of
+
+    with pytest.raises(ConfigError) as refused:
+        check_divides(hf_config_of(Path(save_model(family, tmp_path))), MegatronConfig(**settings))
+
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel: expected at least 1, got 0"),
+        ({"sequence_parallel": True}, "sequence_parallel=true needs tensor_parallel above 1"),
+        ({"virtual_stages": 2}, "virtual_stages=2 needs pipeline_parallel above 1"),
+        ({"fp8": "hybrid", "layers": "local"}, "fp8=hybrid needs the layers of Transformer Engine, and layers=local"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings, start):
+    with pytest.raises(ConfigError) as refused:
+        MegatronConfig(**settings)
+
+    assert str(refused.value).startswith(start)
+    assert "\nType  " in str(refused.value)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformer_engine") is not None, reason="Transformer Engine is installed"
+)
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"layers": "transformer_engine"}, "layers=transformer_engine"), ({"fp8": "e4m3"}, "fp8=e4m3")],
+)
+def test_an_option_that_needs_transformer_engine_says_so(settings, named, path):
+    with pytest.raises(ConfigError) as refused:
+        make_megatron(path, config=settings)
+
+    first, second = str(refused.value).splitlines()
+    assert first == f"backend=megatron with {named} needs Transformer Engine, which is not installed"
+    assert second.startswith("Type  pip install --no-build-isolation 'transformer-engine[pytorch]'")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_machine_without_cuda_is_told_what_to_use(path):
+    with pytest.raises(ConfigError) as refused:
+        MegatronBackend(MegatronConfig(), model=ModelConfig(path=path), optimizer=SGD_LIKE, context=BackendContext())
+
+    first, second = str(refused.value).splitlines()
+    assert first.startswith("backend=megatron needs CUDA devices, on which megatron-core allocates by name")
+    assert second == "Type  backend=fsdp  or  backend=local"
+
+
+@pytest.mark.parametrize(
+    ("installed", "first", "second"),
+    [
+        (
+            None,
+            "backend=megatron needs megatron-core<0.17,>=0.16.1, which is not installed",
+            "Type  pip install 'rlcore-megatron'",
+        ),
+        (
+            "0.13.0",
+            "backend=megatron was written for megatron-core<0.17,>=0.16.1, and megatron-core 0.13.0 is installed",
+            "Type  pip install 'megatron-core<0.17,>=0.16.1'",
+        ),
+    ],
+)
+def test_megatron_core_missing_or_of_another_version(installed, first, second, path, monkeypatch):
+    real = importlib.metadata.version
+
+    def version(name):
+        if name != "megatron-core":
+            return real(name)
+        if installed is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+    with pytest.raises(ConfigError) as refused:
+        make_megatron(path)
+
+    assert str(refused.value).splitlines() == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("rope", "what"),
+    [
+        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "rope_type=dynamic"),
+        ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}, "rope_type=yarn with attention_factor=1.139"),
+        ({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ],
+    ids=["dynamic", "yarn", "partial"],
+)
+def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_path):
+    path = Path(save_model("llama", tmp_path))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+
+    with pytest.raises(ModelError, match=f"has {what}, which backend=megatron does not have"):
+        make_megatron(str(path))
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        ("missing", r"lacks 1 tensors, the first is model\.norm\.weight"),
+        ("garbage", "has a damaged file"),
+        ("shape", r"has shape \[61, 32\], and \[70, 32\] is wanted"),
+    ],
+)
+def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = Path(shutil.copytree(path, tmp_path / "broken"))
+    file = broken / "model.safetensors"
+    if damage == "missing":
+        weights = load_file(file)
+        del weights["model.norm.weight"]
+        save_file(weights, file)
+    elif damage == "garbage":
+        file.write_bytes(b"\xff" * 1000)
+    else:
+        config = (broken / "config.json").read_text()
+        (broken / "config.json").write_text(config.replace('"vocab_size": 61', '"vocab_size": 70'))
+
+    with pytest.raises(ModelError, match=text):
+        make_megatron(str(broken))
+
+
+def test_a_sample_is_computed_alone_whatever_lies_beside_it(path):
+    backend, batch = make_megatron(path), make_batch()
+
+    together = backend.forward(batch, temperature=1.0).log_probs.split(LENGTHS)
+
+    for row in range(len(LENGTHS)):
+        alone = backend.forward(batch.take([row]), temperature=1.0).log_probs
+        torch.testing.assert_close(alone, together[row], atol=2e-5, rtol=0)
