@@ -15,7 +15,7 @@ INSTALL := -m pip install $(PIP_OPTIONS)
 export OMP_NUM_THREADS ?= 1
 
 # Plugins that live beside the core in one environment; each has its tests.
-PLUGINS := $(wildcard plugins/rlcore-fsdp plugins/rlcore-algorithms plugins/rlcore-workbench)
+PLUGINS := $(wildcard plugins/rlcore-fsdp plugins/rlcore-megatron plugins/rlcore-algorithms plugins/rlcore-workbench)
 # Plugins with an engine.
 ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins/rlcore-*/requirements-cpu.txt))
 
