@@ -105,7 +105,7 @@ def _inside(method):
 class CPUMegatron(MegatronBackend):
     """The backend on the CPU."""
 
-    for _name in ("__init__", "forward", "forward_backward", "step", "save", "load", "offload", "reload"):
+    for _name in ("__init__", "forward", "forward_backward", "step", "save", "save_async", "load", "offload", "reload"):
         vars()[_name] = _inside(getattr(MegatronBackend, _name))
 
     def weights(self):

@@ -50,7 +50,9 @@ def test_offload_empties_every_storage_and_training_goes_on(distributed, path):
         train(one, make_batch(), 2)
         one.forward_backward(make_batch(), policy_loss(make_batch()), temperature=0.9)
 
+    expected = whole_weights(backend)
     backend.offload()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in backend.weights()), "weights from host memory"
     left = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(backend))
     backend.reload()
 

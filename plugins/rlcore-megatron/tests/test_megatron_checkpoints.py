@@ -71,8 +71,11 @@ def write(rank, world, directory, path, grids):
         if rank == 0:
             target.mkdir()
         torch.distributed.barrier()
-        backend.save(target)
-        report[grid] = go_on(backend, directory, f"after-{grid}")
+        saving = backend.save_async(target)
+        complete_at_once = (target / "backend.json").exists()
+        report[grid] = go_on(backend, directory, f"after-{grid}")  # while it is being written
+        saving.finish()
+        assert not complete_at_once and (target / "backend.json").is_file()
     return report
 
 

@@ -20,7 +20,7 @@ from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
 from rlcore.errors import ConfigError
-from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig, Saving
 from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore_megatron.config import MegatronConfig
@@ -94,12 +94,19 @@ class MegatronBackend:
         return {"grad_norm": Mean(norm), "lr": Mean(lr), "skipped": Mean(0.0)}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters under their Hugging Face names, tied ones once, the value head not; in the type they compute with."""
+        """Parameters under their Hugging Face names, tied ones once, the value head not, experts of a layer in one tensor.
+
+        In the type that they compute with, on the device even while the model is offloaded.
+        """
         return self._engine.weights()
 
     def save(self, directory: Path) -> None:
         """Each rank writes its slices of Hugging Face tensors, float32 parameters and moments."""
-        self._engine.save(directory, self._num_steps)
+        self._engine.save(directory, self._num_steps).finish()
+
+    def save_async(self, directory: Path) -> Saving:
+        """Return after a copy to host memory; a thread writes. Every rank calls `finish` of the result later."""
+        return self._engine.save(directory, self._num_steps)
 
     def load(self, directory: Path) -> None:
         """Read everything that this rank needs; any grid may have written it."""
@@ -111,6 +118,18 @@ class MegatronBackend:
         from rlcore_megatron import checkpoint
 
         checkpoint.export(source, target)
+
+    @staticmethod
+    def takes_turns(config: MegatronConfig) -> bool:
+        """It can leave the device."""
+        return True
+
+    @staticmethod
+    def model_bytes(config: MegatronConfig, num_parameters: int, *, world_size: int, trained: bool) -> int:
+        """A part of float32 parameters; gradients and two moments of what is trained. Experts count as if not shared."""
+        devices = config.tensor_parallel * config.pipeline_parallel
+        sharers = world_size // devices if config.distributed_optimizer else 1
+        return num_parameters // devices * (8 + 8 // max(1, sharers) if trained else 4)
 
     def offload(self) -> None:
         """Parameters, gradients and optimiser go to host memory."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from rlcore_megatron.layout import VALUE_HEAD, Slice
 _STATE, _SHARDS = "backend.json", "shards"
 _CONFIGS = ("config.json", "generation_config.json")
 _FILE_BYTES = 4 * 2**30
+_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,23 +43,43 @@ class State:
     """Name -> size of every shard file."""
 
 
-def write_shard(directory: Path, name: str, tensors: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> None:
-    """This rank's file; ranks that hold nothing of their own write none."""
-    shards = directory / _SHARDS
-    shards.mkdir(exist_ok=True)
-    if tensors:
-        write(shards / f"{name}.safetensors", tensors, slices)
+class Saving:
+    """A checkpoint on its way to the disk: a thread writes this rank's file, if the rank has anything of its own."""
 
+    def __init__(
+        self,
+        directory: Path,
+        source: Path,
+        state: State,
+        tensors: Mapping[str, Tensor],
+        slices: Mapping[str, Slice],
+        group: dist.ProcessGroup,
+    ) -> None:
+        self._directory, self._source, self._state, self._group = directory, source, state, group
+        shards = directory / _SHARDS
+        shards.mkdir(exist_ok=True)
+        path = shards / f"rank-{dist.get_rank():05}.safetensors"
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._written = self._writer.submit(write, path, tensors, slices) if tensors else None
 
-def finish(directory: Path, source: Path, state: State) -> None:
-    """Make it a checkpoint; one rank calls it when all have written."""
-    for name in _CONFIGS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, directory / name)
-    files = {path.name: path.stat().st_size for path in sorted((directory / _SHARDS).iterdir())}
-    temporary = directory / f".{_STATE}"
-    temporary.write_text(json.dumps(asdict(state) | {"files": files}, indent=1))
-    temporary.rename(directory / _STATE)
+    def finish(self) -> None:
+        """Wait until every rank has written; then rank 0 makes it a checkpoint."""
+        if self._written is not None:
+            self._written.result(timeout=_TIMEOUT_S)
+        self._writer.shutdown()
+        dist.barrier(group=self._group)
+        if dist.get_rank() == 0:
+            self._complete()
+        dist.barrier(group=self._group)
+
+    def _complete(self) -> None:
+        for name in _CONFIGS:
+            if (self._source / name).is_file():
+                shutil.copyfile(self._source / name, self._directory / name)
+        files = {path.name: path.stat().st_size for path in sorted((self._directory / _SHARDS).iterdir())}
+        temporary = self._directory / f".{_STATE}"
+        temporary.write_text(json.dumps(asdict(self._state) | {"files": files}, indent=1))
+        temporary.rename(self._directory / _STATE)
 
 
 def read_state(directory: Path) -> State:

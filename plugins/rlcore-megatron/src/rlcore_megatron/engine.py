@@ -124,10 +124,10 @@ class Engine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters under their Hugging Face names, the same on every rank."""
-        return iter(self._stream)
+        return self._stream.walk(self._away)
 
-    def save(self, directory: Path, num_steps: int) -> None:
-        """Each rank writes what no lower one has."""
+    def save(self, directory: Path, num_steps: int) -> checkpoint.Saving:
+        """Each rank copies what no lower one has to host memory and begins to write it."""
         assert self._optimizer is not None, "save of a frozen model"
         tensors: dict[str, Tensor] = {}
         slices: dict[str, Slice] = {}
@@ -143,13 +143,10 @@ class Engine:
                 for where, part in zip(entry.slices(self.grid.tensor.rank()), entry.split(whole)):
                     if where.start < where.stop:
                         own = part.narrow(where.axis, 0, where.stop - where.start)
-                        tensors[f"{kind}.{where.name}"] = own.detach().to("cpu", torch.float32)
+                        tensors[f"{kind}.{where.name}"] = own.detach().to("cpu", torch.float32, copy=True)
                         slices[f"{kind}.{where.name}"] = where
-        checkpoint.write_shard(directory, f"rank-{self._rank:05}", tensors, slices)
-        dist.barrier(group=self._group)
-        if self._rank == 0:
-            checkpoint.finish(directory, self._source, checkpoint.State(num_steps=num_steps, model=self._sizes))
-        dist.barrier(group=self._group)
+        about = checkpoint.State(num_steps=num_steps, model=self._sizes)
+        return checkpoint.Saving(directory, self._source, about, tensors, slices, self._group)
 
     def load(self, directory: Path) -> int:
         """Read what any grid has saved; returns the number of steps. Everything is checked before anything changes."""

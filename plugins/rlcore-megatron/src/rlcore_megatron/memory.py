@@ -15,12 +15,17 @@ class HostCopy:
         self._storages: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if tensor.device == device and storage.nbytes() and storage.data_ptr() not in self._storages:
-                self._storages[storage.data_ptr()] = storage, _bytes(storage).to("cpu", copy=True)
+            if tensor.device == device and storage.nbytes() and storage._cdata not in self._storages:
+                self._storages[storage._cdata] = storage, _bytes(storage).to("cpu", copy=True)
         for storage, _ in self._storages.values():
             storage.resize_(0)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A tensor as it was, in host memory."""
+        _, copy = self._storages[tensor.untyped_storage()._cdata]
+        return copy.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def restore(self) -> None:
         """Bring the bytes back."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlcore_megatron.grid import Grid
 from rlcore_megatron.layout import VALUE_HEAD, Entry
+from rlcore_megatron.memory import HostCopy
 from rlcore_megatron.model import Model
 
 
@@ -34,14 +35,17 @@ class WeightStream:
         self._stages = [_buckets(entries, bucket_mb * 2**20) for entries in stages]
 
     @torch.no_grad()
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+    def walk(self, away: HostCopy | None) -> Iterator[tuple[str, Tensor]]:
+        """All of them, the same on every rank; from host memory while they are `away`."""
         remaining = iter(self._parameters)
         device = self._parameters[0].device
         for sender, buckets in enumerate(self._stages):
             for bucket in buckets:
                 flat = torch.empty(sum(map(_numel, bucket)), dtype=bucket[0].dtype, device=device)
                 if sender == self._grid.pipeline.rank():
-                    torch.cat([next(remaining).detach().reshape(-1) for _ in bucket], out=flat)
+                    own = [next(remaining).detach() for _ in bucket]
+                    for place, parameter in zip(torch.split(flat, list(map(_numel, bucket))), own):
+                        place.copy_((parameter if away is None else away.of(parameter)).reshape(-1))
                 if len(self._stages) > 1:
                     dist.broadcast(flat, group=self._grid.pipeline, group_src=sender)
                 yield from self._whole(bucket, flat)
@@ -51,7 +55,7 @@ class WeightStream:
         if bucket[0].is_expert:
             yield bucket[0].together, torch.cat([shard.view(-1, *bucket[0].shape) for shard in shards])
             return
-        parts = [torch.split(shard, [_numel(entry) for entry in bucket]) for shard in shards]
+        parts = [torch.split(shard, list(map(_numel, bucket))) for shard in shards]
         for i, entry in enumerate(bucket):
             yield from zip(entry.names, entry.whole([part[i].view(entry.shape) for part in parts]))
 
