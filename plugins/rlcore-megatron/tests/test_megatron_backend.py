@@ -24,7 +24,6 @@ from megatron_cases import (
     whole_weights,
 )
 from rlcore_megatron import MegatronBackend, MegatronConfig
-from rlcore_megatron.families import FAMILIES
 
 from rlcore.errors import ConfigError, ModelError
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
@@ -103,11 +102,15 @@ def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.weights())
 
 
-def test_a_family_of_ones_own_needs_a_table_only(tmp_path):
+def test_the_family_of_the_readme_needs_a_table_only(tmp_path):
     import transformers
 
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    written = {}
+    exec(readme.partition("```python\n")[2].partition("```")[0], written)
+
     class Mine(CPUMegatron):
-        families = {**FAMILIES, "mistral": FAMILIES["llama"]}  # noqa: RUF012
+        families = written["Mine"].families
 
     config = transformers.MistralConfig(
         vocab_size=61,
