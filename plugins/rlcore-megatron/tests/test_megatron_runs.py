@@ -12,7 +12,7 @@ from rlcore.cli.train import run as train
 
 BACKEND = f"backend={Path(__file__).with_name('cpu_double.py')}:CPUMegatron"
 SMALL = ["preset=quickstart", "trainer.prompts_per_step=7", "sampling.samples_per_prompt=3", "eval.max_prompts=16"]
-CLOCK = ("time", "perf/", "time_s/", "controller/")
+CLOCK = ("time", "perf/", "time_s/", "controller/", "memory_gb/")
 PPO = ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
 TWO = ["runtime=ray", "pools.main.devices_per_node=2"]
 TENSOR, PIPELINE = "backend.tensor_parallel=2", "backend.pipeline_parallel=2"
@@ -39,7 +39,7 @@ def settings(directory, *more, steps=3):
 
 
 def metrics(directory):
-    """The lines of metrics.jsonl without what depends on the clock."""
+    """The lines of metrics.jsonl without what depends on clock and process."""
     lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.startswith(CLOCK)} for line in lines]
 
@@ -63,7 +63,9 @@ def oracle(tmp_path_factory):
     ("algorithm", "grid"),
     [
         pytest.param((), PIPELINE, id="grpo on two stages"),
-        pytest.param(PPO, TENSOR, id="ppo on two tensor ranks"),
+        pytest.param(
+            (*PPO, "take_turns=always"), TENSOR, id="ppo on two tensor ranks that take turns with the rollout"
+        ),
         pytest.param((), TENSOR, id="grpo on two tensor ranks", marks=pytest.mark.slow),
         pytest.param(PPO, PIPELINE, id="ppo on two stages", marks=pytest.mark.slow),
     ],
