@@ -36,6 +36,9 @@ GRIDS = {
     "one": (1, {}, {}),
     "half": (2, {"tensor_parallel": 2}, {"precision": "bfloat16"}),
     "critic": (2, {"pipeline_parallel": 2}, {"head": "value"}),  # its stages have unequally many parameters
+    "experts": (2, {"expert_parallel": 2}, {"family": "qwen3_moe"}),
+    "experts-pipeline": (2, {"pipeline_parallel": 2}, {"family": "qwen3_moe"}),
+    "experts-alone": (1, {}, {"family": "qwen3_moe"}),
 }
 
 
@@ -44,11 +47,11 @@ def shares(dp_size):
     return [list(range(a, b)) for a, b in pairwise(range(0, len(LENGTHS) + 1, size))]
 
 
-def make(grid, path, rank, seed):
+def make(grid, paths, rank, seed):
     world, config, given = GRIDS[grid]
     context = {"rank": rank, "world_size": world, "seed": seed, "head": given.get("head", "token")}
-    model = {name: value for name, value in given.items() if name != "head"}
-    return make_megatron(path, config=config, context=context, **model)
+    model = {name: value for name, value in given.items() if name not in ("head", "family")}
+    return make_megatron(paths[given.get("family", "qwen2")], config=config, context=context, **model)
 
 
 def go_on(backend, directory, name):
@@ -61,11 +64,11 @@ def go_on(backend, directory, name):
     return {"after": after, "returns": backend.mesh.returns}
 
 
-def write(rank, world, directory, path, grids):
+def write(rank, world, directory, paths, grids):
     """Train, save, train on, for each grid."""
     report = {}
     for grid in grids:
-        backend = make(grid, path, rank, seed=3)
+        backend = make(grid, paths, rank, seed=3)
         train(backend, make_batch(), STEPS, share=shares(backend.mesh.dp_size)[backend.mesh.dp_rank])
         target = directory / grid
         if rank == 0:
@@ -79,28 +82,34 @@ def write(rank, world, directory, path, grids):
     return report
 
 
-def read(rank, world, directory, path, pairs, source):
+def read(rank, world, directory, paths, pairs, source):
     """Load into a fresh backend and train on, for each (grid that wrote, grid that reads)."""
     report = {}
     for written, grid in pairs:
-        backend = make(grid, path, rank, seed=9)
+        backend = make(grid, paths, rank, seed=9)
         backend.load(source / written)
         report[f"{written}-{grid}"] = go_on(backend, directory, f"{written}-{grid}")
     return report
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    """Tied embeddings, biases, and a vocabulary that two devices must pad."""
-    return save_model("qwen2", tmp_path_factory.mktemp("model"), initializer_range=0.2)
+def paths(tmp_path_factory):
+    """qwen2: tied embeddings, biases, and a vocabulary that two devices must pad."""
+    root = tmp_path_factory.mktemp("models")
+    return {family: save_model(family, root / family, initializer_range=0.2) for family in ("qwen2", "qwen3_moe")}
 
 
 @pytest.fixture(scope="module")
-def written(path, tmp_path_factory):
+def path(paths):
+    return paths["qwen2"]
+
+
+@pytest.fixture(scope="module")
+def written(paths, tmp_path_factory):
     """(reports of the ranks by grid, directory with one checkpoint for each)"""
     directory, reports = tmp_path_factory.mktemp("written"), {}
-    for world, grids in ((2, ["tensor", "plain", "half", "critic"]), (4, ["tensor-and-data"])):
-        found = run_ranks(world, write, directory, path, grids, preload=PRELOAD)
+    for world, grids in ((2, ["tensor", "plain", "half", "critic", "experts"]), (4, ["tensor-and-data"])):
+        found = run_ranks(world, write, directory, paths, grids, preload=PRELOAD)
         (directory / "rendezvous").unlink(missing_ok=True)
         reports |= {grid: [one[grid] for one in found] for grid in grids}
     return reports, directory
@@ -117,26 +126,28 @@ PAIRS = {
         ("plain", "pipeline"),
         ("tensor", "plain"),
         ("tensor-and-data", "data"),
+        ("experts", "experts"),
+        ("experts", "experts-pipeline"),
     ],
     4: [("tensor-and-data", "tensor-and-data"), ("tensor", "both"), ("tensor-and-data", "both")],
 }
 
 
 @pytest.fixture(scope="module")
-def resumed(path, written, tmp_path_factory):
+def resumed(paths, written, tmp_path_factory):
     made = {}
 
     def run(world):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"resumed{world}")
-            found = run_ranks(world, read, directory, path, PAIRS[world], written[1], preload=PRELOAD)
+            found = run_ranks(world, read, directory, paths, PAIRS[world], written[1], preload=PRELOAD)
             made[world] = found, directory
         return made[world]
 
     return run
 
 
-@pytest.mark.parametrize("grid", ["tensor", "plain", "half", "critic", "tensor-and-data"])
+@pytest.mark.parametrize("grid", ["tensor", "plain", "half", "critic", "experts", "tensor-and-data"])
 def test_the_same_grid_goes_on_with_the_same_bits(grid, written, resumed):
     reports, directory = resumed(GRIDS[grid][0])
 
@@ -164,8 +175,8 @@ def test_another_grid_goes_on_with_the_same_losses(written_by, read_by, written,
         torch.testing.assert_close(weights[name], tensor, atol=2e-5, rtol=0)
 
 
-def test_one_process_goes_on_as_well(path, written):
-    backend = make("one", path, 0, seed=9)
+def test_one_process_goes_on_as_well(paths, written):
+    backend = make("one", paths, 0, seed=9)
     backend.load(written[1] / "tensor")
 
     history = train(backend, make_batch(), STEPS)
@@ -174,11 +185,12 @@ def test_one_process_goes_on_as_well(path, written):
     assert [row[0] for row in history] == pytest.approx(expected, abs=5e-6)
 
 
-def test_an_export_is_a_model_that_transformers_loads(path, written, tmp_path):
-    backend = make("one", path, 0, seed=9)
-    backend.load(written[1] / "tensor")
+@pytest.mark.parametrize(("written_by", "read_by"), [("tensor", "one"), ("experts", "experts-alone")])
+def test_an_export_is_a_model_that_transformers_loads(written_by, read_by, paths, written, tmp_path):
+    backend = make(read_by, paths, 0, seed=9)
+    backend.load(written[1] / written_by)
 
-    MegatronBackend.export(written[1] / "tensor", tmp_path)
+    MegatronBackend.export(written[1] / written_by, tmp_path)
 
     exported = dict(load_model(str(tmp_path)).named_parameters())
     weights = whole_weights(backend)
@@ -232,8 +244,8 @@ def test_a_checkpoint_of_other_layers_is_refused(path, written, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off", "no state", "garbage", "a tensor less"])
-def test_a_damaged_checkpoint_names_the_file_and_changes_nothing(damage, written, path, tmp_path):
-    backend = make("one", path, 0, seed=9)
+def test_a_damaged_checkpoint_names_the_file_and_changes_nothing(damage, written, paths, tmp_path):
+    backend = make("one", paths, 0, seed=9)
     directory = shutil.copytree(written[1] / "tensor", tmp_path / "checkpoint")
     shard = sorted((directory / "shards").iterdir())[-1]
     if damage == "missing":
