@@ -253,7 +253,7 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
             "qwen3",
             {"pipeline_parallel": 2, "virtual_stages": 4},
             "pipeline_parallel · virtual_stages=8 does not divide num_hidden_layers=4 of this model\n"
-            "Type  backend.pipeline_parallel=N  with N one of 1, 2, 4",
+            "Type  backend.pipeline_parallel=N backend.virtual_stages=M  with a product of 1, 2, 4",
         ),
         (
             "qwen3",
@@ -384,6 +384,10 @@ def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_
     [
         ("missing", r"lacks 1 tensors, the first is model\.norm\.weight"),
         ("garbage", "has a damaged file"),
+        (
+            "more",
+            r"has 1 tensors that the table of its family does not know, the first is model\.layers\.0\.extra\.weight",
+        ),
         ("shape", r"has shape \[61, 32\], and \[70, 32\] is wanted"),
     ],
 )
@@ -396,6 +400,8 @@ def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
         weights = load_file(file)
         del weights["model.norm.weight"]
         save_file(weights, file)
+    elif damage == "more":
+        save_file(load_file(file) | {"model.layers.0.extra.weight": torch.zeros(2)}, file)
     elif damage == "garbage":
         file.write_bytes(b"\xff" * 1000)
     else:

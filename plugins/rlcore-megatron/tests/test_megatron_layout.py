@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from rlcore_megatron.families import FAMILIES, Family, Rule, family_of
+from rlcore_megatron.families import FAMILIES, Family, Rule, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles, write
-from rlcore_megatron.layout import Entry, Plan, Slice
+from rlcore_megatron.layout import Entry, Plan, Slice, check_once
 from safetensors.torch import save_file
 
 from rlcore.errors import ModelError
@@ -148,5 +148,27 @@ def test_a_parameter_without_a_rule_is_named():
         is_critic=False,
     )
 
-    with pytest.raises(KeyError, match=r"no rule of qwen3 is for the parameter decoder\.layers\.0\.b\.weight"):
+    with pytest.raises(ModelError) as refused:
         plan.entry("decoder.layers.0.b.weight", torch.zeros(2), first_layer=0, first_expert=0)
+
+    assert str(refused.value) == (
+        "the table of model_type 'qwen3' has no rule for the parameter decoder.layers.0.b.weight\n"
+        "Add  Rule(ours='b.weight', theirs=(…,))  to its rules."
+    )
+
+
+def test_a_tensor_that_two_parameters_are_made_of_is_named():
+    with pytest.raises(ModelError, match="makes two parameters of q\n"):
+        check_once([qkv(1), qkv(1)], "mine")
+
+
+def test_tensors_without_a_rule_are_found():
+    names = [
+        "model.layers.3.mlp.experts.17.up_proj.weight",
+        "model.layers.3.mlp.experts.17.up_proj.bias",
+        "model.norm.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "vision.weight",
+    ]
+
+    assert unknown_tensors(FAMILIES["qwen3_moe"], names) == [names[1], names[4]]

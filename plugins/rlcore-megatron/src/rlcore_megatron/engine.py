@@ -14,11 +14,12 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
+from rlcore.errors import ModelError
 from rlcore.models.load import check_directory, check_same_files
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore_megatron import checkpoint
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.families import Family, family_of
+from rlcore_megatron.families import Family, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles
 from rlcore_megatron.grid import make_grid
 from rlcore_megatron.head import token_statistics
@@ -57,7 +58,7 @@ class Engine:
         self._device = torch.device(context.device)
         self._sizes = {name: getattr(hf_config, name) for name in _SIZES} | {"head": context.head}
         self._rank = context.rank
-        self._read_weights()
+        self._read_weights(family)
         self._optimizer = Optimizer(self._model, config, optimizer, self.grid) if context.trained else None
         self._chunks = self._model.chunks if self._optimizer is None else self._optimizer.chunks
         self._stream = WeightStream(self._model, self.grid, config.weights_bucket_mb)
@@ -184,11 +185,17 @@ class Engine:
             self._away = None
 
     @torch.no_grad()
-    def _read_weights(self) -> None:
+    def _read_weights(self, family: Family) -> None:
         device = self.grid.tensor.rank()
         made_here = {VALUE_HEAD}
         entries = [(p, e) for p, e in self._model.entries.items() if not made_here & set(e.names)]
         with TensorFiles(self._source, self._source.glob("*.safetensors")) as files:
+            unknown = unknown_tensors(family, files.shapes)
+            if unknown:
+                raise ModelError(
+                    f"{self._source} has {len(unknown)} tensors that the table of its family does not know, the first is"
+                    f" {unknown[0]}\nType  backend=fsdp, or add a table: README of rlcore-megatron, 'A family of models'"
+                )
             files.check(where for _, entry in entries for where in entry.slices(device))
             for parameter, entry in entries:
                 parts = [files.read(where) for where in entry.slices(device)]

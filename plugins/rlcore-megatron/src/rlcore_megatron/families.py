@@ -11,7 +11,7 @@ and run with `backend=my_file.py:Mine`. The model is compared with transformers'
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -100,6 +100,8 @@ _EXPERTS = (
     ),
 )
 
+_COMPUTED = "rotary_emb.inv_freq"
+"""Old files hold these, which are computed from the configuration."""
 TOP = {
     "embedding.word_embeddings.weight": Rule(ours="", theirs=("model.embed_tokens.weight",), cut=0),
     "decoder.final_layernorm.weight": Rule(ours="", theirs=("model.norm.weight",)),
@@ -147,6 +149,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 """model_type in config.json -> family."""
+
+
+def unknown_tensors(family: Family, names: Iterable[str]) -> list[str]:
+    """Hugging Face tensors that no rule is for: a model with them is another than the table says."""
+    inside = [re.escape(name).replace(r"\{expert\}", r"\d+") for rule in family.rules for name in rule.theirs]
+    of_layers = rf"model\.layers\.\d+\.({'|'.join(inside)})"
+    known = re.compile("|".join([of_layers, *(re.escape(name) for rule in TOP.values() for name in rule.theirs)]))
+    return sorted(name for name in names if not known.fullmatch(name) and not name.endswith(_COMPUTED))
 
 
 def family_of(config: Any, families: Mapping[str, Family], path: str) -> Family:

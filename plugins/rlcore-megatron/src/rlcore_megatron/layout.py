@@ -8,13 +8,15 @@ the rollout are made of. The vocabulary is padded to R equal parts; padding is i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlcore.errors import ModelError
 from rlcore_megatron.families import TOP, Family, Join, Rule
 
 VALUE_HEAD = "value_head.weight"
@@ -161,7 +163,10 @@ class Plan:
                 expert = rule.expert(found[2])
                 if expert is not None:
                     return rule, f"model.layers.{int(found[1]) + first_layer}.", expert + first_expert
-        raise KeyError(f"no rule of {self.config.model_type} is for the parameter {name}")
+        raise ModelError(
+            f"the table of model_type '{self.config.model_type}' has no rule for the parameter {name}\n"
+            f"Add  Rule(ours='{found[2] if found else name}', theirs=(…,))  to its rules."
+        )
 
 
 def head_size(config: Any) -> int:
@@ -169,10 +174,14 @@ def head_size(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def check_covers(entries: Mapping[str, Entry], config: Any) -> None:
-    """Our own invariant: no Hugging Face tensor is made twice on one rank."""
-    names = [name for entry in entries.values() if not entry.is_copy for name in entry.names]
-    assert len(names) == len(set(names)), f"{config.model_type}: a tensor belongs to two parameters"
+def check_once(entries: Iterable[Entry], model_type: str) -> None:
+    """Raises: ModelError: two parameters of this rank are made of one Hugging Face tensor."""
+    names = Counter(name for entry in entries if not entry.is_copy for name in entry.names)
+    twice = [name for name, times in names.items() if times > 1]
+    if twice:
+        raise ModelError(
+            f"the table of model_type '{model_type}' makes two parameters of {twice[0]}\nGive each rule names of its own."
+        )
 
 
 def _padded(part: Tensor, rows: int) -> Tensor:

@@ -32,7 +32,7 @@ from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family
 from rlcore_megatron.grid import Grid
-from rlcore_megatron.layout import Entry, Plan, check_covers, head_size
+from rlcore_megatron.layout import Entry, Plan, check_once, head_size
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def build(
         if entry.devices > 1 or entry.is_expert:
             # said where weights are drawn, which is left out; the norm counts others on one tensor-parallel device only
             parameter.tensor_model_parallel = True
-    check_covers({str(i): entry for i, entry in enumerate(entries.values())}, hf_config)
+    check_once(entries.values(), hf_config.model_type)
     return Model(chunks, entries, transformer, is_critic, hf_config.vocab_size)
 
 
@@ -198,8 +198,14 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
     }
     _divides("tensor_parallel", config.tensor_parallel, sizes)
     stages = config.pipeline_parallel * config.virtual_stages
-    name = "pipeline_parallel · virtual_stages" if config.virtual_stages > 1 else "pipeline_parallel"
-    _divides(name, stages, {"num_hidden_layers": hf_config.num_hidden_layers}, setting="pipeline_parallel")
+    layers = hf_config.num_hidden_layers
+    if layers % stages and config.virtual_stages > 1:
+        fits = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
+        raise ConfigError(
+            f"pipeline_parallel · virtual_stages={stages} does not divide num_hidden_layers={layers} of this model\n"
+            f"Type  backend.pipeline_parallel=N backend.virtual_stages=M  with a product of {fits}"
+        )
+    _divides("pipeline_parallel", stages, {"num_hidden_layers": layers})
     experts = getattr(hf_config, "num_experts", None)
     if config.expert_parallel > 1 and not experts:
         raise ConfigError(
@@ -215,13 +221,13 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
             )
 
 
-def _divides(what: str, size: int, sizes: dict[str, int], setting: str = "") -> None:
+def _divides(what: str, size: int, sizes: dict[str, int]) -> None:
     for name, value in sizes.items():
         if value % size:
             fits = [n for n in range(1, value + 1) if all(other % n == 0 for other in sizes.values())]
             raise ConfigError(
                 f"{what}={size} does not divide {name}={value} of this model\n"
-                f"Type  backend.{setting or what}=N  with N one of {', '.join(map(str, fits))}"
+                f"Type  backend.{what}=N  with N one of {', '.join(map(str, fits))}"
             )
 
 
