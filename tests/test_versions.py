@@ -1,0 +1,56 @@
+"""What a plugin's own metadata asks for, compared with what is installed."""
+
+import importlib.metadata as metadata
+
+import pytest
+
+from rlcore.errors import ConfigError
+from rlcore.registry.versions import check_versions
+
+REQUIRES = ["numpy>=1", "peft>=0.21 ; extra == 'lora'"]
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Name -> version of what is there; REQUIRES is what the package asks for."""
+    found = {"numpy": "2.1", "peft": "0.22"}
+
+    def version(name):
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(metadata, "requires", lambda package: REQUIRES)
+    monkeypatch.setattr(metadata, "version", version)
+    return found
+
+
+def test_what_is_installed_passes_and_an_extra_is_asked_for_by_name(installed):
+    check_versions("some-plugin", "backend=some", "lora")
+    del installed["peft"]
+    check_versions("some-plugin", "backend=some")
+
+    with pytest.raises(ConfigError) as refused:
+        check_versions("some-plugin", "backend=some", "lora")
+
+    assert str(refused.value) == (
+        "backend=some needs peft>=0.21, which is not installed\nType  pip install 'some-plugin[lora]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (None, "backend=some needs numpy>=1, which is not installed\nType  pip install 'some-plugin'"),
+        ("0.9", "backend=some was written for numpy>=1, and numpy 0.9 is installed\nType  pip install 'numpy>=1'"),
+    ],
+)
+def test_what_is_missing_or_of_another_version_is_named(version, message, installed):
+    installed["numpy"] = version
+    if version is None:
+        del installed["numpy"]
+
+    with pytest.raises(ConfigError) as refused:
+        check_versions("some-plugin", "backend=some")
+
+    assert str(refused.value) == message
