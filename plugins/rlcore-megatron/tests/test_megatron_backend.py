@@ -90,6 +90,20 @@ def test_a_reference_and_a_critic_stand_beside_the_policy(path):
     assert float((policy.forward(make_batch(), temperature=1.0).log_probs - start).abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("distributed", [True, False])
+def test_a_critic_in_bfloat16_trains_a_float32_head(distributed, tmp_path):
+    path, config = save_model("qwen3", tmp_path, initializer_range=0.1), {"distributed_optimizer": distributed}
+    exact = make_megatron(path, config=config, context={"head": "value"})
+    rough = another_megatron(path, config=config, context={"head": "value"}, precision="bfloat16")
+
+    found, expected = train(rough, make_batch(), 3), train(exact, make_batch(), 3)
+
+    assert [row[0] for row in found] == pytest.approx([row[0] for row in expected], rel=0.02)
+    assert rough._engine._model.head_weight().dtype == torch.float32
+    gap = (rough._engine._model.head_weight() - exact._engine._model.head_weight()).detach()
+    assert float(gap.abs().max()) < 1e-3
+
+
 @pytest.mark.parametrize("head", ["token", "value"])
 def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path):
     backend = make_megatron(path, context={"head": head}, optimizer=OptimizerConfig(lr=0.1))
