@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rlcore.controller.dispatch import dispatch as dispatch
     from rlcore.data.batch import Batch as Batch
     from rlcore.hooks import hookimpl as hookimpl
+    from rlcore.protocols.environment import Completion as Completion
+    from rlcore.protocols.environment import Step as Step
     from rlcore.protocols.reward import RewardResult as RewardResult
     from rlcore.protocols.reward import batched as batched
     from rlcore.registry import catalog as catalog
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Batch": "rlcore.data.batch",
+    "Completion": "rlcore.protocols.environment",
     "LossTerms": "rlcore.types",
     "Mesh": "rlcore.types",
     "Request": "rlcore.types",
     "RewardResult": "rlcore.protocols.reward",
     "Sample": "rlcore.types",
     "Sampling": "rlcore.types",
+    "Step": "rlcore.protocols.environment",
     "TokenOutputs": "rlcore.types",
     "Worker": "rlcore.workers.base",
     "batched": "rlcore.protocols.reward",

@@ -176,8 +176,15 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("seed", "row", "int64", "seed of the request", "loader, rollout"),
     Column("policy_version", "row", "int64", "version of the weights that sampled", "rollout"),
     Column("num_loss_tokens", "row", "int64", "how many tokens the loss sees", "rollout"),
-    Column("truncated", "row", "bool", "the response met its token limit", "rollout"),
+    Column("truncated", "row", "bool", "the response met its token limit, or the episode one of its limits", "rollout"),
     Column("finish_reason", "object", "str", "stop, length or abort", "rollout"),
+    Column("num_turns", "row", "int64", "responses of the model in the episode", "environment"),
+    Column("episode_reward", "row", "float32", "sum of the rewards of an episode; NaN: none", "environment"),
+    Column(
+        "episode_end", "row", "int64", "0 done, 1 out of turns, 2 out of tokens, 3 time-out, 4 error", "environment"
+    ),
+    Column("episode_error", "object", "str", "why an episode has no verdict; empty when it has one", "environment"),
+    Column("episode_messages", "object", "list", "the whole conversation", "environment"),
     Column("reward", "row", "float32", "score of the sample", "reward"),
     Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward"),
     Column("reward_has_note", "row", "bool", "reward_note says something", "reward"),

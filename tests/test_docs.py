@@ -11,7 +11,7 @@ import pytest
 from rlcore.algorithms.grpo import GRPOConfig
 from rlcore.cli import COMMANDS
 from rlcore.config.build import build, flatten
-from rlcore.config.compose import compose
+from rlcore.config.compose import PLUGIN_SECTIONS, compose
 from rlcore.config.schema import Config
 from rlcore.errors import RlcoreError
 from rlcore.hooks import specs
@@ -151,8 +151,7 @@ def test_the_reference_names_every_setting_hook_column_and_error():
     text = (DOCS / "reference.md").read_text()
     config = build(Config, {"model": {"path": "p"}, "data": {"train": "t"}})
     settings = {
-        re.sub(r"\.name$", "", name) if name.split(".")[0] in ("backend", "rollout", "algorithm") else name
-        for name in flatten(config)
+        re.sub(r"\.name$", "", name) if name.split(".")[0] in PLUGIN_SECTIONS else name for name in flatten(config)
     }
     named = {re.sub(r"^pools\.main", "pools.NAME", name) for name in settings}
     columns = {column.name for column in STANDARD_COLUMNS}

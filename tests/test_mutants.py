@@ -109,6 +109,23 @@ async def goes_on_with_the_aborted(self, asked):
         yield sample
 
 
+async def mixes_calls(self, asked):
+    shared = self.__dict__.setdefault("shared", [])
+    shared += asked
+    while shared:
+        async for sample in FakeRollout.generate(self, [shared.pop(0)]):
+            yield sample
+
+
+async def refuses_a_second_call(self, asked):
+    if getattr(self, "busy", False):
+        raise RuntimeError("busy")
+    self.busy = True
+    async for sample in FakeRollout.generate(self, asked):
+        yield sample
+    self.busy = False
+
+
 async def checks_late(self, asked):
     for one in asked:
         async for sample in FakeRollout.generate(self, [one]):
@@ -234,6 +251,8 @@ for fault, suite in {
 }.items():
     mutant("half_an_update_is_refused_and_never_serves", fault, suite)
 mutant("closing_the_iterator_aborts_the_rest", "goes on later", engine(generate=goes_on_with_the_aborted))
+mutant("calls_that_overlap_get_their_own_samples", "first come, first served", engine(generate=mixes_calls))
+mutant("calls_that_overlap_get_their_own_samples", "one at a time", engine(generate=refuses_a_second_call))
 for fault, suite in {
     "checks one by one": engine(generate=checks_late),
     "cuts the prompt": engine(requests=lambda i, one: replace(one, prompt_ids=one.prompt_ids[:8])),

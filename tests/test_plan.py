@@ -687,6 +687,7 @@ HANDED_ON = {
     "data": "data/prompts.py",
     "reward": "trainer/roles.py",
     "eval": "trainer/evaluate.py",
+    "episode": "workers/episodes.py",
     "optimizer": "backends/",
     "runtime": "controller/",
     "pools": "controller/",

@@ -19,7 +19,7 @@ from rlcore.config.build import build, flatten, to_plain, type_of
 from rlcore.config.schema import Config
 from rlcore.errors import ConfigError, did_you_mean, nearest
 
-PLUGIN_SECTIONS: Final = ("backend", "rollout", "algorithm")
+PLUGIN_SECTIONS: Final = ("backend", "rollout", "algorithm", "environment")
 """Sections of a name and that plugin's own settings."""
 REQUIRED: Final = "<required>"
 """Stands for what only the user can give, where a config need not be complete."""

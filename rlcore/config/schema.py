@@ -15,6 +15,7 @@ from rlcore.controller.runtime import RuntimeConfig
 from rlcore.data.prompts import PromptOptions
 from rlcore.errors import require
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
+from rlcore.protocols.environment import EpisodeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +196,9 @@ class Config:
     backend: Choice = Choice(name="local")
     rollout: Choice = Choice(name="hf")
     algorithm: Choice = Choice(name="grpo")
+    environment: Choice = Choice(name="")
+    """Empty: one response to each prompt."""
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     transfer: str = "auto"
     """auto: inprocess where actor and rollout share a pool, else object_store; collective broadcasts between pools."""
     take_turns: Literal["auto", "always", "never"] = "auto"

@@ -38,7 +38,7 @@ def as_json(composed: Composed) -> str:
 def _with_plugins(composed: Composed) -> tuple[dict[str, Any], dict[str, str]]:
     """The config with every setting of the chosen plugins, checked, and the packages that they come from."""
     plain, providers = dict(composed.plain), dict(composed.providers)
-    for section in PLUGIN_SECTIONS:
+    for section in [it for it in PLUGIN_SECTIONS if getattr(composed.config, it).name]:
         plain[section], package = _filled(section, section, getattr(composed.config, section))
         providers[section] += f"; plugin of {package}"
     plain["trackers"] = [_filled("tracker", "trackers", choice)[0] for choice in composed.config.trackers]

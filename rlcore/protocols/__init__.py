@@ -4,6 +4,7 @@ from rlcore.protocols.algorithm import Algorithm, RoleSpec
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
 from rlcore.protocols.dataset import Dataset
 from rlcore.protocols.dispatch import Call, Dispatch
+from rlcore.protocols.environment import Completion, Environment, EpisodeConfig, Step
 from rlcore.protocols.reward import Reward, RewardResult, batched
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.protocols.tracker import Tracker
@@ -16,6 +17,7 @@ PROTOCOLS: dict[str, type] = {
     "algorithm": Algorithm,
     "dispatch": Dispatch,
     "dataset": Dataset,
+    "environment": Environment,
     "reward": Reward,
     "tracker": Tracker,
     "transfer": Transfer,
@@ -28,8 +30,11 @@ __all__ = [
     "Backend",
     "BackendContext",
     "Call",
+    "Completion",
     "Dataset",
     "Dispatch",
+    "Environment",
+    "EpisodeConfig",
     "ModelConfig",
     "OptimizerConfig",
     "Reward",
@@ -37,6 +42,7 @@ __all__ = [
     "RoleSpec",
     "Rollout",
     "RolloutContext",
+    "Step",
     "Tracker",
     "Transfer",
     "Worker",

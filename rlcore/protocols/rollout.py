@@ -43,6 +43,8 @@ class Rollout(Protocol):
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield one Sample per request as it finishes, in any order. Closing the iterator aborts the rest.
 
+        Calls may overlap in one event loop, as environments ask whenever a turn has ended: each gets its own samples.
+
         A rank whose mesh does not return gets the same requests; it yields nothing, or takes part and yields them too.
 
         A prompt that does not fit is a `SampleError` naming the request, before anything is generated."""

@@ -66,26 +66,33 @@ class HFRollout:
         self._num_loads = 0
         self._broken: str | None = None
         self._asleep = False
+        self._decoding: _Decoding | None = None
+        """Of the calls of `generate` that are going on."""
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
-        """Yield samples as they finish. New weights may come meanwhile: the sequences in flight are then read again."""
+        """Yield samples as they finish. New weights may come meanwhile: the sequences in flight are then read again.
+        Calls that overlap decode together; whoever waits drives, and what finishes goes to the call that asked."""
         self._check_ready()
-        decoding = _Decoding(self._model, [self._row(request) for request in requests], self._config, self._device)
-        num_loads = self._num_loads
-        while decoding.unfinished:
-            self._check_ready()
-            if num_loads != self._num_loads:
-                decoding.restart()
-            num_loads, version = self._num_loads, self._version
-            for row, finish_reason in decoding.advance():
-                yield Sample(
-                    request_id=row.request.request_id,
-                    token_ids=row.token_ids,
-                    log_probs=row.log_probs,
-                    finish_reason=finish_reason,
-                    policy_version=version,
-                )
-            await asyncio.sleep(0)  # a chance to be cancelled, and for others to run
+        outbox: deque[Sample] = deque()
+        rows = [self._row(request) for request in requests]
+        decoding = self._decoding = self._decoding or _Decoding(self._model, self._config, self._device)
+        decoding.add(rows, outbox)
+        try:
+            for _ in rows:
+                while not outbox:
+                    self._check_ready()
+                    decoding.follow(self._num_loads)
+                    for row, finish_reason in decoding.advance():
+                        row.outbox.append(row.sample(finish_reason, self._version))
+                    if not outbox:
+                        await asyncio.sleep(0)  # a chance to be cancelled, and for others to run
+                yield outbox.popleft()
+                if not outbox:
+                    await asyncio.sleep(0)
+        finally:
+            decoding.remove(rows)
+            if self._decoding is decoding and not decoding.unfinished:
+                self._decoding = None
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Copy every parameter; until all are here the engine serves nothing. One name is enough for tied ones."""
@@ -184,12 +191,13 @@ class HFRollout:
 class _Row:
     """A response as it grows."""
 
-    __slots__ = ("_decode", "_end_ids", "_room", "_tail", "log_probs", "request", "token_ids")
+    __slots__ = ("_decode", "_end_ids", "_room", "_tail", "log_probs", "outbox", "request", "token_ids")
 
     def __init__(
         self, request: Request, room: int, end_ids: set[int], decode: Callable[[list[int]], str] | None
     ) -> None:
         self.request = request
+        self.outbox: deque[Sample] = deque()
         self.token_ids: list[int] = []
         self.log_probs: list[float] = []
         self._room, self._end_ids, self._decode = room, end_ids, decode
@@ -218,6 +226,16 @@ class _Row:
             return "stop"
         return "length" if len(self.token_ids) == self._room else None
 
+    def sample(self, finish_reason: FinishReason, version: int) -> Sample:
+        """The finished response, whose last token was drawn by weights of this version."""
+        return Sample(
+            request_id=self.request.request_id,
+            token_ids=self.token_ids,
+            log_probs=self.log_probs,
+            finish_reason=finish_reason,
+            policy_version=version,
+        )
+
     def _has_stop_string(self) -> bool:
         if self._decode is None:
             return False
@@ -226,21 +244,37 @@ class _Row:
 
 
 class _Decoding:
-    """The requests of one call of `generate`. Slot i of the cache belongs to row i of those in flight."""
+    """What is being generated. Slot i of the cache belongs to row i of those in flight."""
 
-    def __init__(self, model: Any, rows: Sequence[_Row], config: HFConfig, device: torch.device) -> None:
+    def __init__(self, model: Any, config: HFConfig, device: torch.device) -> None:
         self._model, self._config, self._device = model, config, device
-        self._waiting = deque(rows)
+        self._num_loads = -1
+        self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
         self._cache = KeyValueCache()
         self._arrays: SamplingArrays | None = None
         self._joining = True
         self._num_full = self._longest = 0
 
-    def restart(self) -> None:
-        """Forget keys and values; what was in flight is read again, response so far included."""
-        self._waiting.extendleft(reversed(self._rows))
-        self._rows, self._cache = [], KeyValueCache()
+    def add(self, rows: Sequence[_Row], outbox: deque[Sample]) -> None:
+        """Further rows, which join when there is room; `outbox` is where their samples go."""
+        for row in rows:
+            row.outbox = outbox
+        self._waiting.extend(rows)
+
+    def remove(self, rows: Sequence[_Row]) -> None:
+        """Forget these rows, finished or not."""
+        gone = set(rows)
+        self._waiting = deque(row for row in self._waiting if row not in gone)
+        if places := {place for place, row in enumerate(self._rows) if row in gone}:
+            self._leave(places)
+
+    def follow(self, num_loads: int) -> None:
+        """After new weights forget keys and values; what was in flight is read again, response so far included."""
+        if self._num_loads not in (-1, num_loads):
+            self._waiting.extendleft(reversed(self._rows))
+            self._rows, self._cache = [], KeyValueCache()
+        self._num_loads = num_loads
 
     @property
     def unfinished(self) -> bool:

@@ -122,6 +122,19 @@ class RolloutContract(UsesModel):
         found = sorted(sample.request_id for sample in run(engine, [request(70), request(71)]))
         equal(found, [70, 71], "after an abort the next call must get its own samples only")
 
+    def test_calls_that_overlap_get_their_own_samples(self, engine: Rollout) -> None:
+        async def ask(first: int) -> list[int]:
+            asked = [request(first + i, max_response_tokens=2 + 4 * i) for i in range(3)]
+            return sorted([sample.request_id async for sample in engine.generate(asked)])
+
+        async def overlap() -> list[list[int]]:
+            return await asyncio.gather(ask(10), ask(20))
+
+        rule = "environments ask for the next turn while other calls of generate() go on; each gets what it asked for"
+        with allowed(rule):
+            found = asyncio.run(asyncio.wait_for(overlap(), _DEADLINE_S))
+        equal(found, [[10, 11, 12], [20, 21, 22]], rule)
+
     def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(self, engine: Rollout, model_path: str) -> None:
         context_length = plain_model(model_path).config.get_text_config().max_position_embeddings
         seen: list[Sample] = []

@@ -40,6 +40,9 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"eval       {plan.eval_prompts.name}: {held_out:,} of {len(plan.eval_prompts.batch):,} prompts")
     lines += [_plugin_line("algorithm", plan.algorithm.resolved), _plugin_line("backend", plan.backend.resolved)]
     lines += [_plugin_line("rollout", plan.rollout.resolved)]
+    if plan.environment:
+        most = f", at most {config.episode.max_turns} turns"
+        lines += [_plugin_line("environment", plan.environment.resolved) + most]
     where = (
         f"{config.reward.num_processes} processes" if config.reward.num_processes else "in its host, without time-out"
     )
@@ -164,6 +167,8 @@ def _estimate(plan: Plan, role: str) -> int:
         prompts = even_sizes(config.trainer.prompts_per_step, num_devices)[0]  # the largest share
         sequences = prompts * config.sampling.samples_per_prompt
         tokens = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+        if plan.environment:
+            tokens = min(config.episode.max_tokens or size.context_length, size.context_length)
         at_once = getattr(plan.rollout.config, "max_batch_size", sequences)
         at_once = min(at_once, max(1, getattr(plan.rollout.config, "max_batch_tokens", sequences * tokens) // tokens))
         sequences = min(sequences, at_once)

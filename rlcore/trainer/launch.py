@@ -13,14 +13,17 @@ from rlcore.controller.runtime import Runtime, make_runtime
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
 from rlcore.hooks.manager import Hooks
+from rlcore.models.load import check_directory
 from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints, hold
+from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.plan import Plan, make_loader
 from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
 from rlcore.types import Sampling
+from rlcore.workers.episodes import EpisodeOptions
 from rlcore.workers.model import ModelOptions
 
 
@@ -139,7 +142,8 @@ def _spawn(plan: Plan, runtime: Runtime, role: str) -> Any:
 def _options(plan: Plan, role: str) -> dict[str, Any]:
     config = plan.config
     if role == "rollout":
-        return {"rollout": plan.rollout.resolved.spec, "rollout_config": plan.rollout.config, "model": config.model}
+        engine = {"rollout": plan.rollout.resolved.spec, "rollout_config": plan.rollout.config, "model": config.model}
+        return engine | {"episodes": _episodes(plan)}
     if role == "reward":
         return {
             "rewards": plan.rewards,
@@ -148,6 +152,17 @@ def _options(plan: Plan, role: str) -> dict[str, Any]:
             "tokenizer_path": config.model.path,
         }
     return {"options": _model_options(plan, role)}
+
+
+def _episodes(plan: Plan) -> EpisodeOptions | None:
+    if plan.environment is None:
+        return None
+    return EpisodeOptions(
+        environment=plan.environment.resolved.spec,
+        environment_config=plan.environment.config,
+        limits=plan.config.episode,
+        context_length=ModelSize.read(check_directory(plan.config.model.path)).context_length,
+    )
 
 
 def _model_options(plan: Plan, role: str) -> ModelOptions:

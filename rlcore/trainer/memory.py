@@ -32,6 +32,8 @@ class ModelSize:
     num_kv_values: int
     """Numbers of keys and values per token and layer."""
     vocab_size: int = 0
+    context_length: int = 2048
+    """Most tokens of a sequence."""
 
     @classmethod
     def read(cls, path: Path) -> ModelSize:
@@ -56,6 +58,7 @@ class ModelSize:
             hidden_size=config.hidden_size,
             num_kv_values=2 * kv_heads * head_dim,
             vocab_size=config.vocab_size,
+            context_length=getattr(config, "max_position_embeddings", None) or 2048,
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config.build import build_plugin
-from rlcore.config.schema import Choice, Config
+from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.data.loader import PromptLoader
 from rlcore.errors import ConfigError, ModelError, did_you_mean
 from rlcore.models.load import check_directory, load_tokenizer
@@ -28,6 +28,7 @@ from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, load_prompts
 from rlcore.trainer.turns import turn_takers
 from rlcore.types import STANDARD_COLUMNS
+from rlcore.workers.chat import Chat
 
 logger = logging.getLogger(__name__)
 DEFAULT_ROLE = "default"
@@ -53,6 +54,7 @@ class Plan:
     backend: Chosen
     rollout: Chosen
     algorithm: Chosen
+    environment: Chosen | None
     trackers: tuple[Chosen, ...]
     rewards: tuple[RewardSpec, ...]
     workers: Mapping[str, Resolved]
@@ -74,6 +76,7 @@ class Plan:
         """Package -> version of all that takes part."""
         chosen = [self.backend.resolved, self.rollout.resolved, self.algorithm.resolved, *self.workers.values()]
         chosen += [tracker.resolved for tracker in self.trackers]
+        chosen += [self.environment.resolved] if self.environment else []
         return {resolved.package: resolved.version for resolved in chosen if resolved.package}
 
 
@@ -88,11 +91,12 @@ def make_plan(config: Config, directory: Path) -> Plan:
     roles = _roles(config, instance)
     workers = {role.name: resolve("worker", role.worker) for role in roles}
     placement = place(config, [role.name for role in roles])
+    environment = choose_environment(config, workers)
     rewards = reward_specs(config) if "reward" in workers else ()
     prompts = load_prompts(config, config.data.train)
     eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
     for data in filter(None, (prompts, eval_prompts)):
-        _check_rewards(rewards, data)
+        _check_rewards(rewards, data, environment)
         if data is prompts or hasattr(instance, "evaluate"):
             _check_demonstrations(config, getattr(instance, "demonstrations", ()), data)
     _check_columns(config, instance, workers, prompts)
@@ -111,6 +115,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
         backend=backend,
         rollout=rollout,
         algorithm=algorithm,
+        environment=environment,
         trackers=tuple(choose("tracker", choice, section="trackers") for choice in config.trackers),
         rewards=rewards,
         workers=workers,
@@ -139,6 +144,25 @@ def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
     """Resolve a plugin and build its own settings."""
     resolved = resolve(kind, choice.name)
     return Chosen(resolved=resolved, config=build_plugin(section or kind, choice, resolved.object))
+
+
+def choose_environment(config: Config, roles: Collection[str]) -> Chosen | None:
+    """The environment with its settings, if there is one; its tools and the chat template are tried.
+
+    Raises:
+        UserError: nothing is generated in this run, or what its tools or the template lack.
+    """
+    if not config.environment.name:
+        return None
+    if "rollout" not in roles:
+        raise ConfigError(
+            f"environment={config.environment.name}: algorithm '{config.algorithm.name}' generates nothing\n"
+            "Leave out  environment   or choose another algorithm:  algorithm=grpo"
+        )
+    chosen = choose("environment", config.environment)
+    instance = chosen.resolved.object(chosen.config)
+    Chat(load_tokenizer(config.model.path), getattr(instance, "tools", ()))
+    return chosen
 
 
 def place(config: Config, roles: Sequence[str]) -> dict[str, str]:
@@ -227,12 +251,12 @@ def _check_vocabulary(setting: str, path: str) -> None:
 
 def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
     """The rewards of a run, resolved."""
-    if not config.reward.items:
+    if not config.reward.items and not config.environment.name:
         raise ConfigError(
             "no reward is chosen.\nType  reward=exact_match  or  reward=my_rewards.py:score   (rlcore list-plugins --kind reward)"
         )
     specs: list[RewardSpec] = []
-    for item in config.reward.items:
+    for item in config.reward.items or (RewardItem(name="environment"),):
         resolved = resolve("reward", item.name)
         twins = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
         name = f"{resolved.name}#{twins + 1}" if twins else resolved.name
@@ -240,9 +264,11 @@ def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
     return tuple(specs)
 
 
-def _check_rewards(rewards: Sequence[RewardSpec], data: Prompts) -> None:
-    """Every column that a reward asks for is in the data set."""
+def _check_rewards(rewards: Sequence[RewardSpec], data: Prompts, environment: Chosen | None) -> None:
+    """Every column that a reward asks for is in the data set, or written by the environment."""
     columns = [name for name in data.batch.columns if name not in ("input_ids", "prompt_id")]
+    if environment:
+        columns += [column.name for column in STANDARD_COLUMNS if column.written_by == "environment"]
     for spec in rewards:
         check_columns(spec.name, build_reward(spec), columns, data.name)
 
@@ -269,7 +295,8 @@ def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolve
     """Every column that a loss reads is written by some role of this run, or by the algorithm itself."""
     written = {*algorithm.writes(), *prompts.batch.columns}
     for column in STANDARD_COLUMNS:
-        if {writer.strip() for writer in column.written_by.split(",")} & {"loader", "core", *workers}:
+        writers = {"loader", "core", *workers, *(["environment"] if config.environment.name else [])}
+        if {writer.strip() for writer in column.written_by.split(",")} & writers:
             written.add(column.name)
     for role, columns in algorithm.reads().items():
         for name in columns:

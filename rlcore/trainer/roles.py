@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from rlcore.workers.rollout import RolloutWorker
 
 
+_CUT = {1: ("out_of_turns", "episode.max_turns"), 2: ("out_of_tokens", "their limit of tokens")}
+"""`episode_end` -> name of its metric, and what was met. Time-outs and errors are counted with those of rewards."""
+
+
 class Roles:
     """What an algorithm works with. A role that the algorithm did not ask for is an AttributeError."""
 
@@ -150,7 +154,19 @@ class Roles:
         self._num_samples += len(samples)
         self._num_tokens += samples.num_tokens
         self._note("response_length/mean", samples.fetch("num_loss_tokens").double().sum(), len(samples))
+        if "num_turns" in samples.columns:
+            self._count_episodes(samples)
         return samples
+
+    def _count_episodes(self, samples: Batch) -> None:
+        turns, ends, prompt_id = samples.fetch("num_turns", "episode_end", "prompt_id")
+        self._note("environment/turns", turns.double().sum(), len(samples))
+        for end, (name, setting) in _CUT.items():
+            cut = ends == end
+            self._note(f"environment/num_{name}", cut.sum(), 1.0)
+            if cut.any():
+                first = int(prompt_id[cut][0])
+                logger.warning("%d of %d episodes met %s, the first of prompt %d", cut.sum(), len(cut), setting, first)
 
     def _note(self, name: str, total: Any, weight: float) -> None:
         self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + Mean(float(total), float(weight))

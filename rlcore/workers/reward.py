@@ -17,6 +17,7 @@ from rlcore.protocols.worker import WorkerContext
 from rlcore.rewards.executor import RewardExecutor, RewardSpec
 from rlcore.rewards.pipeline import Outcome, Status
 from rlcore.workers.base import Worker
+from rlcore.workers.episodes import TIMEOUT
 
 PART_PREFIX = "reward:"
 """Row columns `reward:<name>` hold the score of each reward, NaN where it has none."""
@@ -46,7 +47,7 @@ class RewardWorker(Worker):
     def score(self, batch: Batch) -> Batch:
         """Columns `reward` (NaN without a score), `reward_status`, `reward_has_note`, `reward_note`, `reward:<name>`, `completion`."""
         completions = self._completions(batch)
-        results = self._executor.score(self._samples(batch, completions))
+        results = self._results(self._samples(batch, completions))
         parts = {
             PART_PREFIX + name: torch.tensor([_number(r.parts.get(name)) for r in results], dtype=torch.float32)
             for name in self._names
@@ -74,6 +75,11 @@ class RewardWorker(Worker):
 
     def close(self) -> None:
         self._executor.close()
+
+    def _results(self, samples: Sequence[dict[str, object]]) -> list[Outcome]:
+        """What the rewards say; an episode that failed has no verdict, whatever they would say."""
+        scored = iter(self._executor.score([sample for sample in samples if not sample.get("episode_error")]))
+        return [_failed(sample) if sample.get("episode_error") else next(scored) for sample in samples]
 
     def _completions(self, batch: Batch) -> list[str]:
         ids, mask, offsets = batch["input_ids"], batch["loss_mask"], batch.offsets().tolist()
@@ -110,6 +116,16 @@ def outcomes(scored: Batch) -> list[Outcome]:
         )
         for failed, message, metrics in [note or (None, None, {})]
     ]
+
+
+def _failed(sample: dict[str, object]) -> Outcome:
+    return Outcome(
+        status="timeout" if sample["episode_end"] == TIMEOUT else "error",
+        reward="environment",
+        message=str(sample["episode_error"]),
+        sample_id=sample["sample_id"],
+        prompt_id=sample["prompt_id"],
+    )
 
 
 def _number(value: float | None) -> float:

@@ -1,0 +1,63 @@
+"""An environment for rlcore: word problems, and a calculator that the model may use.
+
+    user       21 bags of 34 pears
+    assistant  <tool_call>{"name": "calculate", "arguments": {"expression": "21*34"}}</tool_call>
+    tool       714
+    assistant  714
+
+The reward is 1 when the last number of the answer is that of the column `answer`, else 0. Use it:
+
+    rlcore train environment=calculator model.path=DIR data.train=problems.jsonl
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from dataclasses import dataclass
+
+from rlcore.environments.tools import ToolEnvironment
+
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def calculate(expression: str) -> str:
+    """Compute an arithmetic expression of numbers with + - * / and brackets.
+
+    Args:
+        expression: Such as "(3+4)*5".
+    """
+    if len(expression) > 200:
+        raise ValueError("the expression is too long")
+    return f"{_value(ast.parse(expression, mode='eval').body):g}"
+
+
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    raise ValueError(f"{ast.unparse(node)} is no arithmetic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalculatorConfig:
+    """Settings, typed as environment.tolerance=0.01."""
+
+    tolerance: float = 0.0
+    """Largest difference that is still right."""
+
+
+class Calculator(ToolEnvironment):
+    """One problem: the row's prompt, any number of calculations, and an answer."""
+
+    Config = CalculatorConfig
+    tools = (calculate,)
+
+    async def score(self, answer: str) -> float:
+        numbers = _NUMBER.findall(answer)
+        return float(bool(numbers) and abs(float(numbers[-1]) - float(self.row["answer"])) <= self.config.tolerance)

@@ -1,0 +1,128 @@
+"""A tiny model for this environment, made on the spot:  python -m example_calculator.tiny tiny
+
+It has seen demonstrations: how a call of the calculator looks, which numbers go into it, that an answer is what the tool
+said. In each of them the operator was drawn at random. Which one a problem asks for is left to the reward.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from example_calculator import calculate
+
+PROBLEMS = {"+": "{a} pears and {b} more", "-": "{a} pears, {b} eaten", "*": "{a} bags of {b} pears"}
+_CALL = '<tool_call>{{"name": "calculate", "arguments": {{"expression": "{}"}}}}</tool_call>'
+_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=,.:?"
+_SPECIAL = ("<pad>", "<eos>", "<system>", "<user>", "<assistant>", "<tool>")
+_TEMPLATE = (
+    "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}<eos>{% endif %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make(directory: Path, *, steps: int = 600, seed: int = 0) -> Path:
+    """Write model/, train.jsonl and eval.jsonl below `directory`."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)  # such small matrices are slower with two
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer()
+    model = _model(len(tokenizer), tokenizer)
+    _teach(model, tokenizer, steps)
+    model.save_pretrained(directory / "model")
+    tokenizer.save_pretrained(directory / "model")
+    for name, problems in (("train", _problems(0, 4096)), ("eval", _problems(1, 128))):
+        rows = [
+            {"prompt": PROBLEMS[sign].format(a=a, b=b), "answer": calculate(f"{a}{sign}{b}")} for a, b, sign in problems
+        ]
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+def _problems(held_out: int, count: int) -> list[tuple[int, int, str]]:
+    """Problems of two numbers of two digits; every ninth pair is held out."""
+    drawn = torch.randint(10, 100, (9 * count * 2, 2)).tolist()
+    pairs = [(a, b) for a, b in drawn if ((7 * a + b) % 9 == 0) == bool(held_out)][:count]
+    signs = torch.randint(3, (count,)).tolist()
+    return [(a, b, list(PROBLEMS)[sign]) for (a, b), sign in zip(pairs, signs, strict=True)]
+
+
+def _tokenizer() -> Qwen2Tokenizer:
+    """A character is a token, and so are the roles and both ends of a call."""
+    words = [*_SPECIAL, *_CHARACTERS.replace(" ", "Ġ")]
+    tokenizer = Qwen2Tokenizer(
+        vocab={word: index for index, word in enumerate(words)},
+        merges=[],
+        unk_token=None,
+        bos_token=None,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=list(_SPECIAL[2:]),
+    )
+    tokenizer.add_tokens(_CALL.format("\n").split("\n"))
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
+
+
+def _model(vocab_size: int, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocab_size,
+            hidden_size=64,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+
+
+def _teach(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, steps: int) -> None:
+    """Demonstrations whose operators mean nothing; the loss is on what the assistant says."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
+    for step in range(1, steps + 1):
+        input_ids, labels = _demonstrations(tokenizer, 64)
+        loss = model(input_ids=input_ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 100 == 0:
+            print(f"making the model, step {step} of {steps}, loss {loss.item():.3f}")
+
+
+def _demonstrations(tokenizer: Qwen2Tokenizer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = []
+    for a, b, sign in _problems(0, count):
+        drawn = list(PROBLEMS)[int(torch.randint(3, ()))]
+        expression = f"{a}{drawn}{b}"
+        question = [{"role": "user", "content": PROBLEMS[sign].format(a=a, b=b)}]
+        said = [_CALL.format(expression), calculate(expression)]
+        between = f"<tool>{calculate(expression)}<eos><assistant>"
+        begin = tokenizer.apply_chat_template(question, tools=[calculate], add_generation_prompt=True, tokenize=False)
+        parts = [(begin, False), (said[0] + "<eos>", True), (between, False), (said[1] + "<eos>", True)]
+        ids = [(token, seen) for text, seen in parts for token in tokenizer(text)["input_ids"]]
+        rows.append(ids)
+    longest = max(map(len, rows))
+    input_ids = torch.zeros(count, longest, dtype=torch.int64)
+    labels = torch.full((count, longest), -100)
+    for i, row in enumerate(rows):
+        input_ids[i, : len(row)] = torch.tensor([token for token, _ in row])
+        labels[i, : len(row)] = torch.tensor([token if seen else -100 for token, seen in row])
+    return input_ids, labels
+
+
+if __name__ == "__main__":
+    print(f"model and problems are in {make(Path(sys.argv[1] if len(sys.argv) > 1 else 'tiny'))}")

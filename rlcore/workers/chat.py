@@ -1,0 +1,86 @@
+"""Messages to token ids, turn by turn, so that nothing that the model wrote is tokenised again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlcore.errors import ConfigError, ModelError, SampleError
+from rlcore.protocols.environment import Message
+
+_MARK = "WrittenByTheModel"
+"""Stands for a response while the template is rendered: what comes after it is what the template puts there."""
+
+
+class Chat:
+    """A tokenizer's chat template, with the tools of an environment in it."""
+
+    def __init__(self, tokenizer: Any, tools: Sequence[Callable[..., Any]] = ()) -> None:
+        """
+        Raises:
+            ModelError: the tokenizer has no chat template, or one that shows no tools.
+            ConfigError: a tool has no types or no description.
+        """
+        self.tokenizer = tokenizer
+        self._tools = [_schema(tool) for tool in tools] or None
+        name = tokenizer.name_or_path
+        if not tokenizer.chat_template:
+            raise ModelError(
+                f"model.path={name}: its tokenizer has no chat template, and an environment speaks in messages\n"
+                "Use a model that was made for chat, or leave out  environment"
+            )
+        question = [{"role": "user", "content": "?"}]
+        if self._tools and self._render(question, self._tools) == self._render(question, None):
+            raise ModelError(
+                f"model.path={name}: its chat template shows no tools, and the environment has some\n"
+                "Use a model that was made for tools, or describe them in the environment's first message."
+            )
+
+    def begin(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the first prompt."""
+        return self._encode(self._render(messages, self._tools))
+
+    def after(self, history: Sequence[Message], new: Sequence[Message], written: Sequence[int]) -> list[int]:
+        """Token ids between what the model has `written` and its next response: the end of its turn and `new` messages.
+
+        `history` is what came before its turn. An end token that the model wrote itself is not repeated.
+        """
+        text = self._render([*history, {"role": "assistant", "content": _MARK}, *new], self._tools)
+        _, mark, rest = text.partition(_MARK)
+        if not mark or _MARK in rest:
+            raise ModelError(
+                f"model.path={self.tokenizer.name_or_path}: its chat template does not show an assistant's message as it is,"
+                " once\nEnvironments of several turns need a template that does."
+            )
+        ids = self._encode(rest)
+        return ids[1:] if ids and written and ids[0] == written[-1] else ids
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What the model wrote, without special tokens."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+        plain = [dict(message) for message in messages]
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(plain, tools=tools, add_generation_prompt=True, tokenize=False)
+            )
+        except Exception as error:  # a chat template is the model author's program: it may raise anything
+            roles = ", ".join(str(message.get("role")) for message in plain)
+            raise SampleError(f"the chat template refused messages with the roles {roles}: {error}") from error
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
+    from transformers.utils import get_json_schema
+
+    name = getattr(tool, "__name__", repr(tool))
+    try:
+        return dict(get_json_schema(tool))
+    except Exception as error:  # of transformers: DocstringParsingException, TypeHintParsingException, ValueError, …
+        raise ConfigError(
+            f"tool '{name}' has no schema: {error}\n"
+            "Give every parameter a type, and the docstring a summary and a line for each under `Args:`."
+        ) from error

@@ -1,0 +1,322 @@
+"""Episodes: an engine and an environment take turns, many conversations at once, each in a coroutine of its own.
+
+Called by the rollout worker in place of one call of the engine. An episode becomes one sample: everything that was said,
+end to end, with `loss_mask` on what the model wrote. Whatever ends an episode without a verdict is told in its sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from rlcore.data.batch import Batch
+from rlcore.data.loader import mix
+from rlcore.errors import SampleError
+from rlcore.protocols.environment import Completion, EpisodeConfig, Message, Step
+from rlcore.protocols.rollout import Rollout
+from rlcore.registry import PluginSpec
+from rlcore.types import Request, Sample
+from rlcore.workers.chat import Chat
+from rlcore.workers.stage import Stage, TooManyBlocked
+
+DONE, OUT_OF_TURNS, OUT_OF_TOKENS, TIMEOUT, ERROR = range(5)
+"""Values of the column `episode_end`."""
+_MAX_CALLS: Final = 8
+"""Calls of the engine that overlap; what is asked meanwhile goes into the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOptions:
+    """What a rollout worker needs to run episodes; plain data, as it travels to the hosts."""
+
+    environment: PluginSpec
+    environment_config: Any
+    limits: EpisodeConfig
+    context_length: int
+    """Of the model, in tokens."""
+
+    @property
+    def max_tokens(self) -> int:
+        return min(self.limits.max_tokens or self.context_length, self.context_length)
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """One conversation as it grows."""
+
+    messages: list[Message] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    """True where the model wrote the token."""
+    log_probs: list[float] = field(default_factory=list)
+    """Of the engine; 0 where the model did not write."""
+    num_turns: int = 0
+    rewards: list[float] = field(default_factory=list)
+    finish_reason: str = "abort"
+    """Of the last response."""
+    policy_version: int = 0
+    end: int = DONE
+    error: str = ""
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Tokens that the model reads."""
+        self.token_ids += token_ids
+        self.mask += [False] * len(token_ids)
+        self.log_probs += [0.0] * len(token_ids)
+
+    def wrote(self, sample: Sample) -> None:
+        """A response of the model."""
+        self.token_ids += sample.token_ids
+        self.mask += [True] * len(sample.token_ids)
+        self.log_probs += sample.log_probs
+        self.num_turns += 1
+        self.finish_reason, self.policy_version = sample.finish_reason, sample.policy_version
+
+
+async def run_episodes(
+    engine: Rollout,
+    environment_class: Any,
+    options: EpisodeOptions,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    requests: Sequence[Request],
+) -> list[Episode]:
+    """One episode for each row; its request says how to draw, and with which seed. The engine's own errors are raised."""
+    tools = getattr(environment_class(options.environment_config), "tools", ())
+    async with Stage(options.limits.step_timeout_s) as stage:
+        turns = Turns(engine)
+        player = _Player(environment_class, options, Chat(tokenizer, tools), stage, turns)
+        try:
+            async with asyncio.TaskGroup() as group:
+                played = [group.create_task(player.play(*asked)) for asked in zip(rows, requests, strict=True)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first one has ended all others
+        return [episode.result() for episode in played]
+
+
+class Turns:
+    """Single requests, whenever they come, over an engine that takes lists of them."""
+
+    def __init__(self, engine: Rollout) -> None:
+        self._engine = engine
+        self._waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._num_requests = 0
+
+    async def ask(self, request: Request) -> Sample:
+        """The response to a request, whose id is given anew."""
+        answer: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+        self._waiting.append((replace(request, request_id=self._num_requests), answer))
+        self._num_requests += 1
+        if len(self._waiting) == 1:  # the others that come before the loop turns go along
+            asyncio.get_running_loop().call_soon(self._start)
+        return await answer
+
+    def _start(self) -> None:
+        if self._waiting and len(self._calls) < _MAX_CALLS:
+            asked, self._waiting = self._waiting, []
+            call = asyncio.create_task(self._call(asked))
+            self._calls.add(call)
+            call.add_done_callback(self._end)
+
+    def _end(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        self._start()
+
+    async def _call(self, asked: Sequence[tuple[Request, asyncio.Future[Sample]]]) -> None:
+        answers = {request.request_id: answer for request, answer in asked}
+        error: BaseException = RuntimeError("the rollout returned no sample for a request")
+        try:
+            async for sample in self._engine.generate([request for request, _ in asked]):
+                answers.pop(sample.request_id).set_result(sample)
+        except SampleError as raised:  # nothing was generated: the others go without the one that cannot run
+            error = raised
+            if len(asked) > 1:
+                await asyncio.gather(*(self._call([one]) for one in asked))
+        except Exception as raised:
+            error = raised
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+
+class _Player:
+    """Plays episodes with one environment and one engine."""
+
+    def __init__(self, environment_class: Any, options: EpisodeOptions, chat: Chat, stage: Stage, turns: Turns) -> None:
+        self._class, self._options, self._chat, self._stage, self._turns = (
+            environment_class,
+            options,
+            chat,
+            stage,
+            turns,
+        )
+
+    async def play(self, row: Mapping[str, Any], request: Request) -> Episode:
+        """One episode, from reset to its end."""
+        episode, made = Episode(), []
+
+        async def reset() -> Any:
+            made.append(self._class(self._options.environment_config))
+            return await _awaited(made[0].reset(row), "reset")
+
+        try:
+            first = _messages(await self._ask(reset), "reset")
+            episode.messages += first
+            episode.read(self._chat.begin(first))
+            if len(episode.token_ids) >= self._options.max_tokens:
+                raise SampleError(f"its first messages have {len(episode.token_ids)} tokens, and {self._most_tokens}")
+            while await self._turn(made[0], episode, request):
+                pass
+            if episode.end != DONE and not episode.rewards:
+                episode.rewards.append(self._cut_reward(episode.end))
+        except (SampleError, TimeoutError) as error:
+            episode.end = TIMEOUT if isinstance(error, TimeoutError) else ERROR
+            place = f"turn {episode.num_turns}" if episode.num_turns else "reset"
+            name = self._options.environment.name
+            episode.error = f"environment '{name}' in {place} of prompt {row['prompt_id']}: {error}"
+        finally:
+            await self._close(made, episode, row)
+        if not episode.token_ids:
+            episode.read(request.prompt_ids)
+        return episode
+
+    async def _turn(self, environment: Any, episode: Episode, request: Request) -> bool:
+        """A response and what follows from it; true when another response is to come."""
+        turn, limit, max_turns = episode.num_turns, self._options.max_tokens, self._options.limits.max_turns
+        room = min(request.sampling.max_response_tokens, limit - len(episode.token_ids))
+        asked = replace(
+            request,
+            prompt_ids=list(episode.token_ids),
+            sampling=replace(request.sampling, max_response_tokens=room),
+            seed=mix(request.seed, turn) if turn else request.seed,
+        )
+        sample = await self._turns.ask(asked)
+        episode.wrote(sample)
+        completion = Completion(
+            text=self._chat.text(sample.token_ids),
+            finish_reason=sample.finish_reason,
+            num_tokens=len(sample.token_ids),
+            turn=turn,
+            last=turn + 1 == max_turns or len(episode.token_ids) >= limit,
+        )
+        history = list(episode.messages)
+        episode.messages.append({"role": "assistant", "content": completion.text})
+        step = _step(await self._ask(lambda: _awaited(environment.step(completion), "step")))
+        if step.reward is not None:
+            episode.rewards.append(float(step.reward))
+        new = [] if step.done or completion.last else _messages(step.messages, "step")
+        episode.messages += step.messages
+        if step.done:
+            return False
+        between = self._chat.after(history, new, sample.token_ids) if new else []
+        fits = len(episode.token_ids) + len(between) < limit
+        if not new or not fits:
+            episode.end = OUT_OF_TURNS if fits and turn + 1 == max_turns else OUT_OF_TOKENS
+            return False
+        episode.read(between)
+        return True
+
+    async def _ask(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What the environment answers; what it raises is a SampleError that says where."""
+        try:
+            return await self._stage.call(make)
+        except (SampleError, TimeoutError, TooManyBlocked):
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+            raise SampleError(f"{type(error).__name__}: {error}{where}") from error
+
+    async def _close(self, made: Sequence[Any], episode: Episode, row: Mapping[str, Any]) -> None:
+        close = getattr(made[0], "close", None) if made else None
+        if close is None:
+            return
+        try:
+            await self._ask(lambda: _awaited(close(), "close"))
+        except (SampleError, TimeoutError) as error:
+            if not episode.error:  # the first one is the one to tell
+                name = self._options.environment.name
+                episode.end, episode.error = (
+                    ERROR,
+                    f"environment '{name}' in close of prompt {row['prompt_id']}: {error}",
+                )
+
+    def _cut_reward(self, end: int) -> float:
+        """What an episode is worth that met a limit before it had a reward."""
+        limits = self._options.limits
+        if limits.cut_reward is None:
+            met = f"episode.max_turns={limits.max_turns}" if end == OUT_OF_TURNS else self._most_tokens
+            raise SampleError(f"no reward, and the episode is cut: {met}; type  episode.cut_reward=0")
+        return limits.cut_reward
+
+    @property
+    def _most_tokens(self) -> str:
+        most = self._options.max_tokens
+        return f"episode.max_tokens={most}" if most == self._options.limits.max_tokens else f"the model holds {most}"
+
+
+async def _awaited(answer: Any, method: str) -> Any:
+    if not inspect.isawaitable(answer):
+        raise SampleError(f"{method} returned {type(answer).__name__}; write  async def {method}(…)")
+    return await answer
+
+
+def _messages(answer: Any, method: str) -> list[Message]:
+    """The messages that the model reads next, checked."""
+    good = isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer) > 0
+    if not good or not all(
+        isinstance(it, Mapping) and isinstance(it.get("role"), str) and "content" in it for it in answer
+    ):
+        what = "no message, and is not done" if isinstance(answer, Sequence) and not len(answer) else f"{answer!r:.80}"
+        raise SampleError(f'{method} gave {what}; write [{{"role": "user", "content": "..."}}]')
+    if answer[-1]["role"] == "assistant":
+        raise SampleError(f"{method} ends with a message of the assistant, so there is nothing left to answer")
+    return list(answer)
+
+
+def _step(answer: Any) -> Step:
+    if not isinstance(answer, Step):
+        raise SampleError(f"step returned {type(answer).__name__}, not rlcore.Step")
+    if answer.reward is not None and not math.isfinite(answer.reward):
+        raise SampleError(f"step gave the reward {answer.reward}, not a finite number")
+    return answer
+
+
+def episodes_batch(prompts: Batch, samples_per_prompt: int, episodes: Sequence[Episode]) -> Batch:
+    """One row per episode; `prompts` has been repeated to match."""
+    number = torch.arange(len(episodes)) % samples_per_prompt
+    rows = {name: prompts[name] for name in prompts.columns if prompts.level(name) != "token"}
+    rows |= {
+        "sample_id": prompts["group_id"] * samples_per_prompt + number,
+        "policy_version": torch.tensor([episode.policy_version for episode in episodes], dtype=torch.int64),
+        "num_loss_tokens": torch.tensor([sum(episode.mask) for episode in episodes], dtype=torch.int64),
+        "truncated": torch.tensor([_is_cut(episode) for episode in episodes], dtype=torch.bool),
+        "finish_reason": ["length" if _is_cut(episode) else episode.finish_reason for episode in episodes],
+        "num_turns": torch.tensor([episode.num_turns for episode in episodes], dtype=torch.int64),
+        "episode_reward": torch.tensor([sum(it.rewards) if it.rewards else math.nan for it in episodes]),
+        "episode_end": torch.tensor([episode.end for episode in episodes], dtype=torch.int64),
+        "episode_error": [episode.error for episode in episodes],
+        "episode_messages": [[dict(message) for message in episode.messages] for episode in episodes],
+    }
+    return Batch.of(
+        lengths=[len(episode.token_ids) for episode in episodes],
+        tokens={
+            "input_ids": torch.tensor([token for it in episodes for token in it.token_ids], dtype=torch.int64),
+            "loss_mask": torch.tensor([seen for it in episodes for seen in it.mask], dtype=torch.bool),
+            "rollout_log_probs": torch.tensor([x for it in episodes for x in it.log_probs], dtype=torch.float32),
+        },
+        rows=rows,
+    )
+
+
+def _is_cut(episode: Episode) -> bool:
+    return episode.end in (OUT_OF_TURNS, OUT_OF_TOKENS) or episode.finish_reason == "length"

@@ -1,0 +1,151 @@
+"""A thread with an event loop for the code of environments, so that it never holds the engine, and one never holds all.
+
+A call that awaits too long ends at its deadline. One that blocks without awaiting cannot be ended: its thread is left
+behind, and a new one takes over what had not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+from rlcore.errors import InfrastructureError
+
+_LOOK_S = 0.1
+_MAX_BLOCKED = 8
+"""Threads that are left behind before a step is given up."""
+
+
+class TooManyBlocked(InfrastructureError):
+    """Environments block thread after thread."""
+
+
+class Stage:
+    """Use it with `async with`; calls come from that event loop."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._num_blocked = 0
+        self._where = ""
+        self._thread = _Thread()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Stage:
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watcher is not None, "left before it was entered"
+        self._watcher.cancel()
+        self._thread.stop()
+
+    async def call(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Await `make()` there; what it raises is raised here.
+
+        Raises:
+            TimeoutError: no answer in time, or its thread was blocked by another call.
+            TooManyBlocked: too many calls have blocked their threads.
+        """
+        while True:
+            if self._num_blocked >= _MAX_BLOCKED:
+                raise TooManyBlocked(
+                    f"environments blocked {_MAX_BLOCKED} threads in one step, the last at {self._where}\n"
+                    "Await what is slow (asyncio.to_thread, asyncio.create_subprocess_exec) instead of blocking."
+                )
+            thread, call = self._thread, _Call(make, self._timeout_s)
+            done = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call.run(), thread.loop))
+            try:
+                await asyncio.wait({done, thread.blocked}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not done.done():
+                    done.cancel()
+            if not done.cancelled():
+                return done.result()
+            if call.task is not None:
+                own = f"it blocks at {thread.where} instead of awaiting" if call.task is thread.culprit else ""
+                raise TimeoutError(own or f"its thread was blocked by another episode at {thread.where}")
+
+    async def _watch(self) -> None:
+        """Replace a thread whose loop has not turned for the time of a whole step."""
+        seen, quiet_s = -1, 0.0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            turns = self._thread.turns
+            quiet_s = quiet_s + _LOOK_S if turns == seen else 0.0
+            seen = turns
+            if quiet_s > self._timeout_s:
+                blocked, self._thread, self._num_blocked = self._thread, _Thread(), self._num_blocked + 1
+                self._where = blocked.give_up()
+                seen, quiet_s = -1, 0.0
+
+
+class _Call:
+    """One call, and the task in which it runs once it has begun."""
+
+    def __init__(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> None:
+        self._make, self._timeout_s = make, timeout_s
+        self.task: asyncio.Task[Any] | None = None
+
+    async def run(self) -> Any:
+        self.task = asyncio.current_task()
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                return await self._make()
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
+            raise
+
+
+class _Thread:
+    """A daemon thread with an event loop that counts its turns."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.turns = 0
+        self.blocked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Of the caller's loop; done when this thread is given up."""
+        self.where = ""
+        """File and line that blocked it."""
+        self.culprit: asyncio.Task[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="rlcore-environments", daemon=True)
+        self._thread.start()
+
+    def give_up(self) -> str:
+        """Say that it is blocked; returns where."""
+        self.culprit = asyncio.current_task(self.loop)
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None and frame.f_code.co_filename.startswith(os.path.dirname(asyncio.__file__)):
+            frame = frame.f_back
+        self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else "an unknown place"
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.blocked.set_result(None)
+        return self.where
+
+    def stop(self) -> None:
+        """End the thread; what still runs in it is cancelled."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.create_task(self._turn())
+        self.loop.run_forever()
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.close()
+
+    async def _turn(self) -> None:
+        while True:
+            self.turns += 1
+            await asyncio.sleep(_LOOK_S / 2)

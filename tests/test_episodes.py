@@ -1,0 +1,497 @@
+"""Environments: tokens in and tokens out, limits, and whatever goes wrong in the code of somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from rlcore import Batch, Completion, Request, Sampling, Step
+from rlcore.data.prompts import PromptBuilder, PromptOptions
+from rlcore.errors import ConfigError, InfrastructureError, ModelError, NumericalError, SampleError
+from rlcore.models.load import load_tokenizer
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.environment import EpisodeConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.registry import resolve
+from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.testing import FakeConfig, FakeRollout
+from rlcore.testing.model import small_model
+from rlcore.workers import stage as stages
+from rlcore.workers.chat import Chat
+from rlcore.workers.episodes import (
+    DONE,
+    ERROR,
+    OUT_OF_TOKENS,
+    OUT_OF_TURNS,
+    TIMEOUT,
+    EpisodeOptions,
+    Turns,
+    episodes_batch,
+    run_episodes,
+)
+from rlcore.workers.stage import Stage
+
+TEMPLATE = (
+    "{% if tools %}tools {% for tool in tools %}{{ tool.function.name }} {% endfor %}\n{% endif %}"
+    "{% for m in messages %}<bos>{{ m.role }} {{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return small_model(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def tokenizer(model_path):
+    tokenizer = load_tokenizer(model_path)
+    before, tokenizer.chat_template = tokenizer.chat_template, TEMPLATE
+    yield tokenizer
+    tokenizer.chat_template = before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    turns: int = 3
+    fault: str = ""
+    prompt: int = 0
+    """The prompt that the fault hits."""
+
+
+class Counts:
+    """So many turns, each answered with its number; or a fault."""
+
+    Config = Settings
+    closed: list[int] = []  # noqa: RUF012
+    seen: list[Completion] = []  # noqa: RUF012
+
+    def __init__(self, config):
+        self.config, self.fault = config, ""
+
+    async def reset(self, row):
+        self.prompt_id = row["prompt_id"]
+        self.fault = self.config.fault if self.prompt_id == self.config.prompt else ""
+        if self.fault == "no message":
+            return []
+        if self.fault == "raises in reset":
+            raise KeyError("level")
+        return [{"role": "user", "content": f"go {self.prompt_id}"}]
+
+    async def step(self, completion):
+        self.seen.append(completion)
+        turn = completion.turn
+        match self.fault if turn == 1 else "":
+            case "raises":
+                raise ValueError("no such door")
+            case "waits":
+                await asyncio.sleep(60)
+            case "blocks":
+                time.sleep(1.5)
+            case "tuple":
+                return [], 1.0, True
+            case "nan":
+                return Step(reward=float("nan"), done=True)
+            case "silent":
+                return Step()
+            case "assistant":
+                return Step(messages=[{"role": "assistant", "content": "me"}])
+        done = turn + 1 == self.config.turns
+        return Step(messages=[] if done else [{"role": "user", "content": f"more {turn}"}], reward=0.5, done=done)
+
+    async def close(self):
+        self.closed.append(self.prompt_id)
+        if self.fault == "close":
+            raise OSError("still open")
+
+
+class Plain(Counts):
+    """Not asynchronous."""
+
+    def step(self, completion):
+        return Step(done=True)
+
+
+class NeverScores(Counts):
+    async def step(self, completion):
+        return Step(messages=[{"role": "user", "content": "again"}])
+
+
+def weigh(grams: float, unit: str = "g") -> str:
+    """Weigh something.
+
+    Args:
+        grams: How heavy it is.
+        unit: In which unit.
+    """
+    return f"{grams} {unit}"
+
+
+def untyped(grams):
+    return grams
+
+
+def play(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_response_tokens=6, **settings):
+    options = EpisodeOptions(
+        environment=resolve("environment", environment).spec,
+        environment_config=Settings(**settings),
+        limits=limits or EpisodeConfig(step_timeout_s=5.0),
+        context_length=128,
+    )
+    rows = [{"prompt": "?", "prompt_id": i} for i in range(num)]
+    sampling = Sampling(max_response_tokens=max_response_tokens)
+    requests = [Request(request_id=i, prompt_ids=[5], sampling=sampling, seed=100 + i) for i in range(num)]
+    Counts.closed.clear()
+    Counts.seen.clear()
+    return asyncio.run(run_episodes(engine, environment, options, tokenizer, rows, requests))
+
+
+@pytest.fixture
+def fake(model_path):
+    return FakeRollout(FakeConfig(), model=ModelConfig(path=model_path), context=RolloutContext())
+
+
+@pytest.fixture
+def hf(model_path):
+    return HFRollout(HFConfig(), model=ModelConfig(path=model_path), context=RolloutContext())
+
+
+def test_the_first_prompt_has_the_tokens_of_single_turn_training(tokenizer):
+    messages = [{"role": "system", "content": "a b"}, {"role": "user", "content": "sort 312="}]
+
+    class Rows:
+        name, columns = "rows", ("prompt",)
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return {"prompt": messages}
+
+    prepared = PromptBuilder(tokenizer, PromptOptions()).prepare(Rows())
+
+    assert Chat(tokenizer).begin(messages) == prepared.token_ids.tolist()
+
+
+def test_only_what_the_model_wrote_is_in_the_mask_and_it_is_as_the_engine_drew_it(fake, tokenizer):
+    episodes = play(fake, tokenizer)
+
+    assert [it.end for it in episodes] == [DONE] * 4
+    assert len(fake.requests) == 12
+    num_drawn = 0
+    for asked in fake.requests:
+        start, drawn = len(asked.prompt_ids), list(fake._respond(asked)[0])
+        (episode,) = [it for it in episodes if it.token_ids[:start] == list(asked.prompt_ids)]
+        assert episode.token_ids[start : start + len(drawn)] == drawn
+        assert all(episode.mask[start : start + len(drawn)])
+        assert all(x < 0 for x in episode.log_probs[start : start + len(drawn)])
+        num_drawn += len(drawn)
+    assert sum(sum(it.mask) for it in episodes) == num_drawn
+    assert all(x == 0.0 for it in episodes for x, seen in zip(it.log_probs, it.mask) if not seen)
+
+
+def test_between_two_turns_stands_what_the_template_puts_there(tokenizer):
+    chat = Chat(tokenizer)
+    history, new = [{"role": "user", "content": "go"}], [{"role": "user", "content": "more"}]
+    end = tokenizer.eos_token_id
+    cut, ended = tokenizer("12")["input_ids"], [*tokenizer("12")["input_ids"], end]
+
+    whole = chat.begin([*history, {"role": "assistant", "content": "12"}, *new])
+
+    assert chat.begin(history) + ended + chat.after(history, new, ended) == whole
+    assert chat.begin(history) + cut + chat.after(history, new, cut) == whole
+
+
+def test_an_odd_tokenisation_of_the_model_survives(tokenizer):
+    """Text to tokens and back would merge or lose them: a pad token and an unknown order of digits."""
+    chat = Chat(tokenizer)
+    history, new = [{"role": "user", "content": "go"}], [{"role": "user", "content": "more"}]
+    odd = [tokenizer.pad_token_id, *tokenizer("21")["input_ids"]]
+
+    assert chat.after(history, new, odd) == chat.after(history, new, tokenizer("3")["input_ids"])
+
+
+def test_one_sample_has_the_same_columns_and_rewards_are_summed(fake, tokenizer):
+    episodes = play(fake, tokenizer, num=2, turns=2)
+    prompts = Batch.of(lengths=[1, 1], tokens={"input_ids": [5, 5]}, rows={"group_id": [7, 8], "prompt_id": [0, 1]})
+
+    batch = episodes_batch(prompts, 1, episodes)
+
+    assert batch["episode_reward"].tolist() == [1.0, 1.0]
+    assert batch["num_turns"].tolist() == [2, 2]
+    assert batch["sample_id"].tolist() == [7, 8]
+    assert batch["num_loss_tokens"].tolist() == batch.per_row(batch["loss_mask"].float()).long().tolist()
+    assert [m["role"] for m in batch["episode_messages"][0]] == ["user", "assistant", "user", "assistant"]
+    assert batch["rollout_log_probs"].dtype == torch.float32
+
+
+def test_log_probs_of_every_turn_are_those_of_the_trainer(hf, tokenizer, model_path):
+    from rlcore.testing.model import plain_model
+
+    for episode in play(hf, tokenizer, turns=3):
+        with torch.no_grad():
+            logits = plain_model(model_path)(torch.tensor([episode.token_ids])).logits[0]
+        wanted = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(episode.token_ids)[1:, None]).squeeze(1)
+        mask = torch.tensor(episode.mask)[1:]
+        torch.testing.assert_close(torch.tensor(episode.log_probs)[1:][mask], wanted[mask], atol=2e-5, rtol=0)
+
+
+def test_an_episode_does_not_depend_on_its_neighbours(hf, tokenizer):
+    together = play(hf, tokenizer, num=6)
+
+    assert play(hf, tokenizer, num=2)[1].token_ids == together[1].token_ids
+
+
+FAULTS = [
+    ("raises", ERROR, r"in turn 2 of prompt 2: ValueError: no such door \(test_episodes.py:\d+\)"),
+    ("raises in reset", ERROR, r"in reset of prompt 2: KeyError: 'level' \(test_episodes.py:\d+\)"),
+    ("no message", ERROR, r"in reset of prompt 2: reset gave no message, and is not done; write \[\{"),
+    ("tuple", ERROR, r"in turn 2 of prompt 2: step returned tuple, not rlcore.Step"),
+    ("nan", ERROR, r"in turn 2 of prompt 2: step gave the reward nan, not a finite number"),
+    ("silent", ERROR, r"in turn 2 of prompt 2: step gave no message, and is not done"),
+    ("assistant", ERROR, r"in turn 2 of prompt 2: step ends with a message of the assistant"),
+    ("close", ERROR, r"in close of prompt 2: OSError: still open"),
+    ("waits", TIMEOUT, r"in turn 2 of prompt 2: no answer within 0.6 s"),
+    ("blocks", TIMEOUT, r"in turn 2 of prompt 2: it blocks at test_episodes.py:\d+ instead of awaiting"),
+]
+
+
+@pytest.mark.parametrize(("fault", "end", "text"), FAULTS, ids=[fault for fault, _, _ in FAULTS])
+def test_a_fault_costs_its_own_episode_and_is_told_with_its_row(fake, tokenizer, fault, end, text):
+    import re
+
+    started = time.monotonic()
+    episodes = play(fake, tokenizer, fault=fault, prompt=2, limits=EpisodeConfig(step_timeout_s=0.6))
+
+    assert time.monotonic() - started < 10
+    assert [it.end for it in episodes] == [DONE, DONE, end, DONE]
+    assert [bool(it.error) for it in episodes] == [False, False, True, False]
+    assert re.match(rf"environment 'Counts' {text}", episodes[2].error), episodes[2].error
+    assert sorted(Counts.closed) == [0, 1, 2, 3]
+    assert episodes[2].token_ids, "a sample of no tokens is no row"
+
+
+def test_a_method_that_is_not_async_is_told(fake, tokenizer):
+    (episode,) = play(fake, tokenizer, environment=Plain, num=1)
+
+    assert episode.error.endswith("step returned Step; write  async def step(…)")
+
+
+def test_an_episode_that_does_not_end_is_cut_at_max_turns_and_keeps_its_reward(fake, tokenizer):
+    (episode,) = play(fake, tokenizer, num=1, turns=100, limits=EpisodeConfig(max_turns=3))
+
+    assert (episode.end, episode.num_turns, sum(episode.rewards)) == (OUT_OF_TURNS, 3, 1.5)
+    assert [it.last for it in Counts.seen] == [False, False, True]
+    assert episode.mask[-1], "what nobody answers is not in the sample"
+
+
+def test_an_environment_that_never_ends_nor_scores_is_an_error(fake, tokenizer):
+    (episode,) = play(fake, tokenizer, environment=NeverScores, num=1, limits=EpisodeConfig(max_turns=3))
+
+    assert episode.error == (
+        "environment 'NeverScores' in turn 3 of prompt 0: no reward, and the episode is cut: episode.max_turns=3; type "
+        " episode.cut_reward=0"
+    )
+
+
+@pytest.mark.parametrize("limits", [{"max_turns": 3}, {"max_tokens": 60}], ids=["turns", "tokens"])
+def test_an_episode_that_is_cut_without_reward_is_worth_what_the_setting_says(fake, tokenizer, limits):
+    cut = EpisodeConfig(cut_reward=-0.5, **limits)
+    (episode,) = play(fake, tokenizer, environment=NeverScores, num=1, limits=cut)
+
+    assert (episode.error, episode.rewards) == ("", [-0.5])
+
+
+def test_an_episode_is_cut_where_the_next_prompt_would_not_fit(fake, tokenizer):
+    limit = 60
+    (episode,) = play(fake, tokenizer, num=1, turns=100, limits=EpisodeConfig(max_turns=50, max_tokens=limit))
+
+    assert episode.end == OUT_OF_TOKENS
+    assert limit - 30 < len(episode.token_ids) <= limit
+
+
+def test_first_messages_that_do_not_fit_are_told(fake, tokenizer):
+    (episode,) = play(fake, tokenizer, num=1, limits=EpisodeConfig(max_tokens=8))
+
+    assert "its first messages have" in episode.error
+    assert "and episode.max_tokens=8" in episode.error
+
+
+def test_an_engine_that_fails_ends_the_step(model_path, tokenizer):
+    engine = FakeRollout(
+        FakeConfig(fault="raise", fault_after=5), model=ModelConfig(path=model_path), context=RolloutContext()
+    )
+
+    with pytest.raises(InfrastructureError, match="the fake engine fails"):
+        play(engine, tokenizer)
+    assert sorted(Counts.closed) == [0, 1, 2, 3]
+
+
+def test_environments_that_block_again_and_again_end_the_step(fake, tokenizer, monkeypatch):
+    monkeypatch.setattr(stages, "_MAX_BLOCKED", 1)
+
+    with pytest.raises(InfrastructureError, match=r"blocked 1 threads in one step, the last at test_episodes.py:\d+\n"):
+        play(
+            fake, tokenizer, fault="blocks", prompt=2, turns=20, limits=EpisodeConfig(step_timeout_s=0.3, max_turns=50)
+        )
+
+
+def test_a_slow_environment_does_not_hold_the_others(fake, tokenizer):
+    ended = {}
+
+    class Slow(Counts):
+        async def step(self, completion):
+            if self.prompt_id == 0:
+                await asyncio.sleep(1.0)
+            return await super().step(completion)
+
+        async def close(self):
+            ended[self.prompt_id] = time.monotonic()
+
+    play(fake, tokenizer, environment=Slow)
+
+    assert max(ended[i] for i in (1, 2, 3)) < ended[0] - 2.0
+
+
+def test_what_had_not_begun_in_a_blocked_thread_is_done_in_the_next():
+    async def several():
+        async def block():
+            time.sleep(1.0)
+
+        async def answer():
+            return 7
+
+        async with Stage(0.3) as stage:
+            blocked = asyncio.create_task(stage.call(block))
+            await asyncio.sleep(0.05)
+            others = [asyncio.create_task(stage.call(answer)) for _ in range(3)]
+            return await asyncio.gather(blocked, *others, return_exceptions=True)
+
+    first, *others = asyncio.run(several())
+
+    assert isinstance(first, TimeoutError)
+    assert others == [7, 7, 7]
+
+
+def test_one_request_that_cannot_run_does_not_take_others_with_it(fake):
+    async def ask():
+        turns = Turns(fake)
+        requests = [
+            Request(request_id=0, prompt_ids=[5] * length, sampling=Sampling(max_response_tokens=3), seed=1)
+            for length in (3, 500, 4)
+        ]
+        return await asyncio.gather(*(turns.ask(it) for it in requests), return_exceptions=True)
+
+    first, second, third = asyncio.run(ask())
+
+    assert isinstance(second, SampleError)
+    assert first.token_ids and third.token_ids
+
+
+def test_calls_that_overlap_decode_together(hf):
+    """Requests that come while others are decoded join them, and get what they would get alone."""
+
+    def request(i):
+        return Request(request_id=i, prompt_ids=[4 + i, 6], sampling=Sampling(max_response_tokens=8), seed=i)
+
+    async def alone(i):
+        (sample,) = [sample async for sample in hf.generate([request(i)])]
+        return sample
+
+    async def overlap():
+        return await asyncio.gather(*(alone(i) for i in range(5)))
+
+    one_by_one = [asyncio.run(alone(i)) for i in range(5)]
+    passes = []
+    decode = HFRollout.generate.__globals__["_Decoding"].advance
+
+    def counted(self):
+        passes.append(len(self._rows))
+        return decode(self)
+
+    HFRollout.generate.__globals__["_Decoding"].advance = counted
+    try:
+        together = asyncio.run(overlap())
+    finally:
+        HFRollout.generate.__globals__["_Decoding"].advance = decode
+
+    assert [list(it.token_ids) for it in together] == [list(it.token_ids) for it in one_by_one]
+    assert len(passes) < sum(len(it.token_ids) for it in one_by_one)
+    assert hf._decoding is None
+
+
+def test_a_call_that_is_closed_takes_only_its_own_requests_along(hf):
+    def request(i):
+        return Request(request_id=i, prompt_ids=[4 + i, 6], sampling=Sampling(max_response_tokens=9), seed=i)
+
+    async def both():
+        closed = hf.generate([request(0), request(1)])
+        kept = asyncio.create_task(_all(hf.generate([request(2)])))
+        await asyncio.wait_for(anext(closed), 10)
+        await closed.aclose()
+        return await kept
+
+    async def _all(stream):
+        return [sample async for sample in stream]
+
+    (sample,) = asyncio.run(both())
+    (alone,) = asyncio.run(_all(hf.generate([request(2)])))
+    assert list(sample.token_ids) == list(alone.token_ids)
+
+
+def test_logits_that_are_not_finite_end_the_run(hf, tokenizer):
+    with torch.no_grad():
+        next(hf._model.parameters()).fill_(float("nan"))
+
+    with pytest.raises(NumericalError, match="not finite"):
+        play(hf, tokenizer)
+
+
+def test_tools_are_shown_by_the_template(tokenizer):
+    shown = Chat(tokenizer, [weigh]).begin([{"role": "user", "content": "?"}])
+
+    assert "tools weigh" in tokenizer.decode(shown)
+
+
+def test_a_tool_without_types_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match=r"tool 'untyped' has no schema: (.|\n)*\nGive every parameter a type"):
+        Chat(tokenizer, [untyped])
+
+
+def test_a_template_that_shows_no_tools_is_refused(tokenizer):
+    tokenizer.chat_template = TEMPLATE.partition("{% endif %}")[2]
+
+    Chat(tokenizer)
+    with pytest.raises(ModelError, match="its chat template shows no tools, and the environment has some\nUse a model"):
+        Chat(tokenizer, [weigh])
+
+
+def test_a_tokenizer_without_template_is_refused(tokenizer):
+    tokenizer.chat_template = None
+
+    with pytest.raises(ModelError, match="has no chat template, and an environment speaks in messages\nUse a model"):
+        Chat(tokenizer)
+
+
+def test_a_template_that_hides_what_was_written_is_refused(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+
+    with pytest.raises(ModelError, match="does not show an assistant's message as it is"):
+        Chat(tokenizer).after([{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}], [5])
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_turns", 0), ("max_tokens", -1), ("step_timeout_s", 0.0)])
+def test_limits_that_bound_nothing_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected .*\nType  {name}="):
+        replace(EpisodeConfig(), **{name: value})
+
+
+def test_messages_of_any_kind_are_plain_data(fake, tokenizer):
+    (episode,) = play(fake, tokenizer, num=1)
+
+    json.dumps([dict(m) for m in episode.messages])
