@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlcore.testing.backend import BackendContract
     from rlcore.testing.dataset import DatasetContract
     from rlcore.testing.dispatch import DispatchContract, RowDispatchContract
+    from rlcore.testing.environment import EnvironmentContract
     from rlcore.testing.fakes import FakeConfig, FakeRoles, FakeRollout
     from rlcore.testing.ranks import run_ranks
     from rlcore.testing.reward import RewardContract
@@ -31,6 +32,7 @@ _HOME = {
     "BackendContract": "backend",
     "DatasetContract": "dataset",
     "DispatchContract": "dispatch",
+    "EnvironmentContract": "environment",
     "FakeConfig": "fakes",
     "FakeRoles": "fakes",
     "FakeRollout": "fakes",
@@ -47,6 +49,7 @@ __all__ = [
     "BackendContract",
     "DatasetContract",
     "DispatchContract",
+    "EnvironmentContract",
     "FakeConfig",
     "FakeRoles",
     "FakeRollout",

@@ -22,7 +22,7 @@ class Chat:
             ConfigError: a tool has no types or no description.
         """
         self.tokenizer = tokenizer
-        self._tools = [_schema(tool) for tool in tools] or None
+        self._tools = [schema(tool) for tool in tools] or None
         name = tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise ModelError(
@@ -73,7 +73,8 @@ class Chat:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
+def schema(tool: Callable[..., Any]) -> dict[str, Any]:
+    """What a chat template shows of a tool: JSON schema of its parameters, words of its docstring."""
     from transformers.utils import get_json_schema
 
     name = getattr(tool, "__name__", repr(tool))

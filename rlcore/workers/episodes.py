@@ -169,7 +169,7 @@ class _Player:
             return await _awaited(made[0].reset(row), "reset")
 
         try:
-            first = _messages(await self._ask(reset), "reset")
+            first = checked_messages(await self._ask(reset), "reset")
             episode.messages += first
             episode.read(self._chat.begin(first))
             if len(episode.token_ids) >= self._options.max_tokens:
@@ -210,10 +210,10 @@ class _Player:
         )
         history = list(episode.messages)
         episode.messages.append({"role": "assistant", "content": completion.text})
-        step = _step(await self._ask(lambda: _awaited(environment.step(completion), "step")))
+        step = checked_step(await self._ask(lambda: _awaited(environment.step(completion), "step")))
         if step.reward is not None:
             episode.rewards.append(float(step.reward))
-        new = [] if step.done or completion.last else _messages(step.messages, "step")
+        new = [] if step.done or completion.last else checked_messages(step.messages, "step")
         episode.messages += step.messages
         if step.done:
             return False
@@ -270,7 +270,7 @@ async def _awaited(answer: Any, method: str) -> Any:
     return await answer
 
 
-def _messages(answer: Any, method: str) -> list[Message]:
+def checked_messages(answer: Any, method: str) -> list[Message]:
     """The messages that the model reads next, checked."""
     good = isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer) > 0
     if not good or not all(
@@ -283,7 +283,7 @@ def _messages(answer: Any, method: str) -> list[Message]:
     return list(answer)
 
 
-def _step(answer: Any) -> Step:
+def checked_step(answer: Any) -> Step:
     if not isinstance(answer, Step):
         raise SampleError(f"step returned {type(answer).__name__}, not rlcore.Step")
     if answer.reward is not None and not math.isfinite(answer.reward):

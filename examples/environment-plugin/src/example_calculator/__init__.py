@@ -61,3 +61,19 @@ class Calculator(ToolEnvironment):
     async def score(self, answer: str) -> float:
         numbers = _NUMBER.findall(answer)
         return float(bool(numbers) and abs(float(numbers[-1]) - float(self.row["answer"])) <= self.config.tolerance)
+
+
+def called(expression: str) -> str:
+    """A call of the calculator, as a model writes it. Example: called("3+4")"""
+    return f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{expression}"}}}}</tool_call>'
+
+
+_ROW = {"prompt": "21 bags of 34 pears", "answer": "714"}
+EXAMPLES = [
+    (_ROW, [called("21*34"), "714"], 1.0),
+    (_ROW, [called("21+34"), "55"], 0.0),
+    (_ROW, [called("21*"), called("21*34"), "that is 714"], 1.0),
+    (_ROW, ["714"], 1.0),
+    (_ROW, ["many"], 0.0),
+]
+"""Rows, what the model writes turn by turn, and the reward of the episode; for `rlcore check` and the contract test."""

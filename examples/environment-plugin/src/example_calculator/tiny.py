@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from example_calculator import calculate
+from example_calculator import calculate, called
 
 PROBLEMS = {"+": "{a} pears and {b} more", "-": "{a} pears, {b} eaten", "*": "{a} bags of {b} pears"}
-_CALL = '<tool_call>{{"name": "calculate", "arguments": {{"expression": "{}"}}}}</tool_call>'
+
 _CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=,.:?"
 _SPECIAL = ("<pad>", "<eos>", "<system>", "<user>", "<assistant>", "<tool>")
 _TEMPLATE = (
@@ -64,7 +64,7 @@ def _tokenizer() -> Qwen2Tokenizer:
         eos_token="<eos>",
         additional_special_tokens=list(_SPECIAL[2:]),
     )
-    tokenizer.add_tokens(_CALL.format("\n").split("\n"))
+    tokenizer.add_tokens(called("\n").split("\n"))
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 
@@ -109,7 +109,7 @@ def _demonstrations(tokenizer: Qwen2Tokenizer, count: int) -> tuple[torch.Tensor
         drawn = list(PROBLEMS)[int(torch.randint(3, ()))]
         expression = f"{a}{drawn}{b}"
         question = [{"role": "user", "content": PROBLEMS[sign].format(a=a, b=b)}]
-        said = [_CALL.format(expression), calculate(expression)]
+        said = [called(expression), calculate(expression)]
         between = f"<tool>{calculate(expression)}<eos><assistant>"
         begin = tokenizer.apply_chat_template(question, tools=[calculate], add_generation_prompt=True, tokenize=False)
         parts = [(begin, False), (said[0] + "<eos>", True), (between, False), (said[1] + "<eos>", True)]

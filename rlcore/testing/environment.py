@@ -1,0 +1,142 @@
+"""What the core relies on in an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcore.protocols.environment import Completion, Message
+from rlcore.testing.expect import allowed, equal
+from rlcore.workers.chat import schema
+from rlcore.workers.episodes import checked_messages, checked_step
+from rlcore.workers.stage import Stage
+
+_ODD = (
+    "",
+    "<tool_call>",
+    '<tool_call>{"name": 7}</tool_call>',
+    "[]",
+    "\u202e\x00🧮",
+    "0" * 3000,
+    "</tool_call>{",
+    "no",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    """What an environment said in one episode."""
+
+    first: Sequence[Message]
+    steps: list[Sequence[Message]] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def reward(self) -> float | None:
+        given = [reward for reward in self.rewards if reward is not None]
+        return sum(given) if given else None
+
+
+class EnvironmentContract:
+    """Override `make`, and give examples: a row, what the model writes turn by turn, and the reward of the episode.
+
+    Example:
+        class TestMine(EnvironmentContract):
+            examples = [({"prompt": "6 · 7", "answer": "42"}, ["42"], 1.0), ({"prompt": "6 · 7", "answer": "42"}, ["7"], 0.0)]
+
+            def make(self):
+                return Mine(MyConfig())
+    """
+
+    examples: Sequence[tuple[Mapping[str, Any], Sequence[str], float | None]]
+    step_timeout_s: float = 10.0
+
+    def make(self) -> Any:
+        """A new environment, for one episode."""
+        raise NotImplementedError(f"{type(self).__name__} must override make(self)")
+
+    def test_the_examples_get_their_rewards(self) -> None:
+        found = [self.play(row, texts).reward for row, texts, _ in self.examples]
+        equal(found, [reward for _, _, reward in self.examples], "the rewards of the examples")
+
+    def test_the_row_is_left_as_it_was(self) -> None:
+        for row, texts, _ in self.examples:
+            given = self.row(row)
+            before = copy.deepcopy(given)
+            self.play(given, texts)
+            equal(given, before, "other episodes of the same prompt are given the same row")
+
+    def test_anything_that_a_model_writes_is_answered(self) -> None:
+        row = self.examples[0][0]
+        for text in _ODD:
+            with allowed(f"models write anything, such as {text!r:.40}; answer with messages or be done"):
+                self.play(row, [text])
+
+    def test_the_last_turn_has_a_reward(self) -> None:
+        row = self.examples[0][0]
+        for text in _ODD:
+            given = self.play(row, [text] * 3, last=True).reward
+            assert given is not None, (
+                f"an episode of three turns, {text!r:.40} in each, has no reward; the third has completion.last: score it"
+            )
+
+    def test_the_same_episode_goes_the_same_way_again(self) -> None:
+        for row, texts, _ in self.examples:
+            equal(self.play(row, texts), self.play(row, texts), "a resumed run plays an episode again")
+
+    def test_episodes_do_not_see_each_other(self) -> None:
+        alone = [self.play(row, texts) for row, texts, _ in self.examples]
+
+        async def together() -> list[Played]:
+            async with Stage(self.step_timeout_s) as stage:
+                return await asyncio.gather(*(self._play(stage, row, texts, False) for row, texts, _ in self.examples))
+
+        equal(
+            asyncio.run(together()),
+            alone,
+            "many episodes take turns in one thread; played together they went otherwise",
+        )
+
+    def test_tools_have_a_schema(self) -> None:
+        for tool in getattr(self.make(), "tools", ()):
+            with allowed("the chat template shows tools by their types and docstring"):
+                schema(tool)
+
+    def row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With what every row has."""
+        return {"prompt": "?", "prompt_id": 0, **row}
+
+    def play(self, row: Mapping[str, Any], texts: Sequence[str], *, last: bool = False) -> Played:
+        """One episode in which the model writes these texts, the last of them with `completion.last` if asked."""
+
+        async def alone() -> Played:
+            async with Stage(self.step_timeout_s) as stage:
+                return await self._play(stage, row, texts, last)
+
+        return asyncio.run(alone())
+
+    async def _play(self, stage: Stage, row: Mapping[str, Any], texts: Sequence[str], last: bool) -> Played:
+        environment = self.make()
+        given = self.row(row)
+        try:
+            played = Played(first=checked_messages(await stage.call(lambda: environment.reset(given)), "reset"))
+            for turn, text in enumerate(texts):
+                completion = Completion(
+                    text=text, finish_reason="stop", num_tokens=1, turn=turn, last=last and turn + 1 == len(texts)
+                )
+                step = checked_step(await stage.call(lambda said=completion: environment.step(said)))  # type: ignore[misc]
+                if not step.done and not completion.last:
+                    checked_messages(step.messages, "step")
+                played.steps.append(step.messages)
+                played.rewards.append(step.reward)
+                played.done = step.done
+                if step.done:
+                    break
+        finally:
+            if hasattr(environment, "close"):
+                await stage.call(environment.close)
+        return played
