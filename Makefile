@@ -14,10 +14,10 @@ PIP_OPTIONS := --quiet --disable-pip-version-check
 INSTALL := -m pip install $(PIP_OPTIONS)
 export OMP_NUM_THREADS ?= 1
 
-# Plugins that live beside the core in one environment; each has its tests.
-PLUGINS := $(wildcard plugins/rlcore-fsdp plugins/rlcore-megatron plugins/rlcore-algorithms plugins/rlcore-workbench)
-# Plugins with an engine.
+# Plugins with an engine, each in an environment of its own.
 ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins/rlcore-*/requirements-cpu.txt))
+# Plugins that live beside the core in one environment; each has its tests.
+PLUGINS := $(filter-out $(ENGINES:%=plugins/rlcore-%),$(patsubst %/,%,$(wildcard plugins/rlcore-*/)))
 
 .PHONY: quickstart test test-plugins $(ENGINES:%=test-%) lint bench clean
 

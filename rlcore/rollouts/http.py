@@ -1,4 +1,4 @@
-"""JSON over HTTP to a server of an engine, with the standard library: for rollouts whose engine runs already.
+"""JSON over HTTP with the standard library, to a server of an engine or of rewards that runs already.
 
 `call` blocks, `acall` is for many requests at once; both end at a deadline. No proxies: an engine is a neighbour.
 """
@@ -9,7 +9,8 @@ import asyncio
 import http.client
 import json
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +36,8 @@ class Server:
     """For any one answer."""
     start: str = ""
     """The line that starts it, for errors."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with every request, such as {"Authorization": "Bearer …"}."""
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded answer.
@@ -48,7 +51,7 @@ class Server:
         connection = kind(parts.hostname or "", parts.port, timeout=self.timeout_s)
         try:
             content = None if body is None else json.dumps(body)
-            connection.request(method, parts.path + path, content, {"Content-Type": "application/json"})
+            connection.request(method, parts.path + path, content, {"Content-Type": "application/json", **self.headers})
             response = connection.getresponse()
             return self._decoded(path, response.status, response.read())
         except TimeoutError as error:
@@ -76,9 +79,10 @@ class Server:
         port = parts.port or (443 if secure else 80)
         reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
         try:
+            own = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
             head = (
                 f"POST {parts.path}{path} HTTP/1.0\r\nHost: {parts.netloc}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{own}\r\n"
             )
             writer.write(head.encode() + body)
             await writer.drain()

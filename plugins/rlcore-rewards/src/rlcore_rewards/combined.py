@@ -1,0 +1,134 @@
+"""Several rewards as one: a gate, a product, the smallest or the largest. A weighted sum is the core's: reward=[a, b].
+
+`gate`: the first reward has to reach `threshold`; the others, summed, count only then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlcore.errors import ConfigError, SampleError
+from rlcore.protocols.reward import RewardResult
+from rlcore.registry import resolve
+from rlcore.rewards.scorer import RewardSpec, build_reward
+from rlcore.rewards.signature import arguments, read_signature, required_columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinedConfig:
+    """Options of `combined`."""
+
+    rewards: tuple[Any, ...]
+    """Names, or {name: …, weight: …, and options of the reward}."""
+    how: Literal["gate", "product", "min", "max"] = "gate"
+    threshold: float = 1.0
+    """Of the gate."""
+    otherwise: float = 0.0
+    """The reward where the gate is shut."""
+
+
+class Combined:
+    """What several rewards say together; each of them is a metric `reward/combined/NAME`.
+
+    When one of them does not apply, `gate` does not either if it is the gate; elsewhere it is left out.
+
+    Example: rlcore train reward='[{name: combined, how: gate, rewards: [gsm8k, {name: length, max: 200}]}]'
+    """
+
+    Config = CombinedConfig
+
+    def __init__(self, config: CombinedConfig) -> None:
+        if config.how not in ("gate", "product", "min", "max"):
+            raise ConfigError(
+                f"how={config.how!r} of reward 'combined' is no way to combine\nUse gate, product, min or max."
+            )
+        items = [item if isinstance(item, Mapping) else {"name": item} for item in config.rewards]
+        if len(items) < 2 or not all(isinstance(item.get("name"), str) for item in items):
+            raise ConfigError(
+                f"rewards={list(config.rewards)!r} of reward 'combined': expected two names or more\n"
+                "Type  {name: combined, rewards: [gsm8k, {name: length, max: 200}]}"
+            )
+        self._config = config
+        self._weights = [float(item.get("weight", 1.0)) for item in items]
+        self._names = _unique([resolve("reward", item["name"]).name for item in items])
+        self._rewards = [_make(item) for item in items]
+        self._signatures = [read_signature(reward) for reward in self._rewards]
+        for name, signature in zip(self._names, self._signatures, strict=True):
+            if signature.batched:
+                raise ConfigError(
+                    f"reward {name!r} takes lists and cannot be combined sample by sample\n"
+                    "Leave it outside:  reward=[combined, OTHER]"
+                )
+        self.required_columns = tuple(sorted({name for it in self._rewards for name in required_columns(it)}))
+
+    async def __call__(
+        self,
+        completion: str,
+        prompt: Any,
+        num_tokens: int,
+        finish_reason: str,
+        prompt_id: int,
+        sample_id: int,
+        **columns: Any,
+    ) -> RewardResult:
+        row = {
+            "completion": completion,
+            "prompt": prompt,
+            "num_tokens": num_tokens,
+            "finish_reason": finish_reason,
+            "prompt_id": prompt_id,
+            "sample_id": sample_id,
+            **columns,
+        }
+        gated = self._config.how == "gate"
+        values = [await self._ask(0, row)] if gated else []
+        if gated and (values[0] is None or values[0] < self._config.threshold):
+            shut = None if values[0] is None else self._config.otherwise
+            return RewardResult(shut, metrics=self._metrics(values))
+        values += [await self._ask(i, row) for i in range(len(values), len(self._rewards))]
+        weighted = [w * v for w, v in zip(self._weights, values, strict=True) if v is not None]
+        return RewardResult(self._joined(weighted[1:] if gated else weighted), metrics=self._metrics(values))
+
+    def _joined(self, values: list[float]) -> float | None:
+        if not values:
+            return None
+        joins: dict[str, Callable[[list[float]], float]] = {
+            "gate": math.fsum,
+            "product": math.prod,
+            "min": min,
+            "max": max,
+        }
+        return float(joins[self._config.how](values))
+
+    def _metrics(self, values: list[float | None]) -> dict[str, float]:
+        return {name: value for name, value in zip(self._names, values) if value is not None}
+
+    async def _ask(self, index: int, row: Mapping[str, object]) -> float | None:
+        answer = self._rewards[index](**arguments(self._signatures[index], row))
+        answer = await answer if inspect.isawaitable(answer) else answer
+        value: Any = answer.value if isinstance(answer, RewardResult) else answer
+        if isinstance(value, dict) and "score" in value:
+            value = value["score"]
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise SampleError(f"reward {self._names[index]!r} returned {value!r:.60}, not a number") from error
+        if not math.isfinite(number):
+            raise SampleError(f"reward {self._names[index]!r} returned {number}, not a finite number")
+        return number
+
+
+def _make(item: Mapping[str, Any]) -> Any:
+    options = {name: value for name, value in item.items() if name not in ("name", "weight")}
+    found = resolve("reward", item["name"])
+    return build_reward(RewardSpec(name=found.name, target=found.target, options=options))
+
+
+def _unique(names: list[str]) -> list[str]:
+    return [name if names.count(name) == 1 else f"{name}#{names[: i + 1].count(name)}" for i, name in enumerate(names)]

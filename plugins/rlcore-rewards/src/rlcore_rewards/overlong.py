@@ -1,0 +1,41 @@
+"""A penalty for responses that come near the token limit: DAPO, arXiv 2503.14476, eq. 13."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcore.errors import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongConfig:
+    """Options of `overlong`."""
+
+    limit: int
+    """The limit in tokens, usually sampling.max_response_tokens."""
+    buffer: int
+    """So many tokens before the limit the penalty begins."""
+    factor: float = 1.0
+    """The penalty at the limit."""
+
+    def __post_init__(self) -> None:
+        require(self.limit >= 1, "limit", "1 or more", self.limit, 512)
+        require(1 <= self.buffer <= self.limit, "buffer", f"1 to limit={self.limit}", self.buffer, self.limit)
+        require(self.factor >= 0, "factor", "0 or more", self.factor, 1.0)
+
+
+class Overlong:
+    """0 up to limit - buffer tokens, then falling in a line to -factor at the limit.
+
+    Example: rlcore train reward='[gsm8k, {name: overlong, limit: 512, buffer: 128}]'
+    """
+
+    Config = OverlongConfig
+
+    def __init__(self, config: OverlongConfig) -> None:
+        self._config = config
+
+    def __call__(self, completion: str, num_tokens: int) -> float:
+        config = self._config
+        over = num_tokens - (config.limit - config.buffer)
+        return -config.factor * min(1.0, max(0.0, over / config.buffer))

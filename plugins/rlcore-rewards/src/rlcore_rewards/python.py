@@ -1,0 +1,161 @@
+"""Run the Python code of an answer against tests.
+
+A column of the data holds the tests of a row, in one of two forms:
+    a text or a list of texts         code that runs after the answer and raises when it is wrong: "assert f(2) == 4"
+    a list of {input, output}         what the program reads from stdin, and what it has to print
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcore.errors import ConfigError, InfrastructureError, SampleError, require
+from rlcore.protocols.reward import RewardResult
+from rlcore_rewards import sandbox
+
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonConfig:
+    """Options of `python`."""
+
+    column: str = "tests"
+    """Column with the tests."""
+    timeout_s: float = 5.0
+    """For one test, by the clock. reward.timeout_s has to be longer than all tests of a row together."""
+    cpu_s: int = 5
+    """For one test, of a processor, of each process."""
+    memory_mb: int = 512
+    """Address space of each process."""
+    file_mb: int = 16
+    """Largest file that it may write, its output included."""
+    score: Literal["all", "share"] = "all"
+    """all: 1 when every test passed; share: how many of them did."""
+
+    def __post_init__(self) -> None:
+        require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 5.0)
+        require(self.cpu_s >= 1, "cpu_s", "1 or more", self.cpu_s, 5)
+        require(self.memory_mb >= 64, "memory_mb", "64 or more", self.memory_mb, 512)
+        require(self.file_mb >= 1, "file_mb", "1 or more", self.file_mb, 16)
+        require(self.score in ("all", "share"), "score", "all or share", self.score, "all")
+
+
+class Python:
+    """Does the last code block of the answer pass the tests? An answer without code, or that takes too long, does not.
+
+    Example: rlcore train reward=python data.train=problems.jsonl reward.timeout_s=60 reward.num_processes=8
+    """
+
+    Config = PythonConfig
+
+    def __init__(self, config: PythonConfig) -> None:
+        if reason := sandbox.supported():
+            raise ConfigError(f"reward 'python' cannot run code on this machine: {reason}\nUse reward=remote instead.")
+        self._config = config
+        self.required_columns = (config.column,)
+
+    def __call__(self, completion: str, **columns: Any) -> RewardResult:
+        cases = _cases(columns[self._config.column], self._config.column)
+        code = extract(completion)
+        passed = timeouts = 0
+        for tail, given, wanted in cases if code is not None else []:
+            ok, late = self._run(code or "", tail, given, wanted)
+            passed, timeouts = passed + ok, timeouts + late
+            if not ok and self._config.score == "all":
+                break
+        value = passed / len(cases) if self._config.score == "share" else float(passed == len(cases))
+        return RewardResult(value, metrics={"has_code": float(code is not None), "timeouts": float(timeouts)})
+
+    def _run(self, code: str, tail: str, given: str, wanted: str | None) -> tuple[bool, bool]:
+        """(passed, took too long) of one test."""
+        word = secrets.token_hex(16)  # said last: to exit before the tests is no way to pass them
+        program = f"import os as _os; _os.unlink(__file__)\n{code}\n\n{tail}\n"
+        program += f"print({word!r}, end='', flush=True)\n"
+        with tempfile.TemporaryDirectory(prefix="rlcore-python-") as directory:
+            home = Path(directory)
+            for name, content in (("program.py", program), ("input", given), ("output", "")):
+                (home / name).write_text(content, encoding="utf-8", errors="replace")
+            end = self._launch(home)
+            output = (home / "output").read_text(encoding="utf-8", errors="replace")
+        if end["failed"]:
+            raise InfrastructureError(f"no program can be started: {end['failed']}\nUse reward=remote instead.")
+        if end["late"] or not output.endswith(word):
+            return False, bool(end["late"])
+        return wanted is None or _lines(output.removesuffix(word)) == _lines(wanted), False
+
+    def _launch(self, home: Path) -> dict[str, Any]:
+        config = self._config
+        spec = {
+            "program": str(home / "program.py"),
+            "input": str(home / "input"),
+            "output": str(home / "output"),
+            "wall_s": config.timeout_s,
+            "cpu_s": config.cpu_s,
+            "memory_bytes": config.memory_mb * 2**20,
+            "file_bytes": config.file_mb * 2**20,
+            "variables": {"PATH": os.defpath, "HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8"},
+            "parent": os.getpid(),
+        }
+        launcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", sandbox.__file__, json.dumps(spec)],
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            said, noise = launcher.communicate(timeout=config.timeout_s + _GRACE_S)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(launcher.pid, 9)
+            launcher.communicate()
+            raise InfrastructureError("the launcher of programs hangs\nIs this machine overloaded?") from error
+        if not said:
+            raise InfrastructureError(
+                f"the launcher of programs failed: {noise.decode(errors='replace')[-200:]}\nTry it."
+            )
+        return dict(json.loads(said))
+
+
+def extract(completion: str) -> str | None:
+    """The last code block; without any, the whole completion when it compiles."""
+    blocks: list[str] = _BLOCK.findall(completion)
+    if blocks:
+        return blocks[-1]
+    try:
+        compile(completion, "answer", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return completion if completion.strip() else None
+
+
+def _cases(tests: Any, column: str) -> list[tuple[str, str, str | None]]:
+    """(code after the answer, stdin, wanted output or None) of each test."""
+    items = tests if isinstance(tests, Sequence) and not isinstance(tests, str) else [tests]
+    cases: list[tuple[str, str, str | None]] = []
+    for item in items:
+        if isinstance(item, str):
+            cases.append((item, "", None))
+        elif isinstance(item, Mapping) and "output" in item:
+            cases.append(("", str(item.get("input", "")), str(item["output"])))
+        else:
+            raise SampleError(f"column {column!r} holds {item!r:.60}, which is neither code nor {{input, output}}")
+    if not cases:
+        raise SampleError(f"column {column!r} holds no test")
+    return cases
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]

@@ -1,0 +1,77 @@
+"""One thread for a process; set before anything is imported."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+class Answers:
+    """What a server of the tests says, and what it was asked."""
+
+    def __init__(self):
+        self.asked, self.headers, self.failures = [], [], []
+        self.wait_s, self.at_once, self.most_at_once = 0.0, 0, 0
+        self.lock = threading.Lock()
+        self.answer = lambda body: {"scores": [float(len(one["completion"])) for one in body["samples"]]}
+
+
+@pytest.fixture
+def server():
+    """An HTTP server; `server.answers` says what it does."""
+    answers = Answers()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            with answers.lock:
+                answers.at_once += 1
+                answers.most_at_once = max(answers.most_at_once, answers.at_once)
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answers.asked.append(body)
+            answers.headers.append(dict(self.headers))
+            time.sleep(answers.wait_s)
+            status = answers.failures.pop(0) if answers.failures else 200
+            content = json.dumps(answers.answer(body)).encode() if status == 200 else b"busy"
+            with answers.lock:
+                answers.at_once -= 1
+            try:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(content)
+            except OSError:
+                pass  # the client has given up
+
+        def log_message(self, *arguments):
+            pass
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.daemon_threads = True
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    found.answers, found.url = answers, f"http://127.0.0.1:{found.server_port}/score"
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+@pytest.fixture
+def score():
+    """Outcomes of samples, scored as in a run: in a process of its own."""
+    from rlcore.rewards.executor import RewardExecutor, RewardSpec
+
+    def run(target, samples, *, timeout_s=20.0, options=None, **more):
+        options = {**more, **(options or {})}
+        fields = {"prompt": "p", "num_tokens": 3, "finish_reason": "stop"}
+        rows = [{**fields, "prompt_id": i, "sample_id": i, **sample} for i, sample in enumerate(samples)]
+        with RewardExecutor([RewardSpec("mine", target, options)], timeout_s=timeout_s) as executor:
+            return executor.score(rows)
+
+    return run

@@ -1,0 +1,194 @@
+"""Execution of answers: tests decide, limits hold, and nothing stays behind."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rlcore_rewards import sandbox
+from rlcore_rewards.python import Python, PythonConfig, extract
+
+from rlcore.errors import ConfigError, InfrastructureError, SampleError
+from rlcore.testing import RewardContract
+
+pytestmark = pytest.mark.skipif(bool(sandbox.supported()), reason=sandbox.supported() or "it is supported")
+SQUARE = "So:\n```python\ndef f(x):\n    return x * x\n```"
+
+
+class TestPython(RewardContract):
+    target = "rlcore_rewards.python:Python"
+    examples = (
+        ({"completion": SQUARE, "tests": "assert f(3) == 9"}, 1.0),
+        ({"completion": SQUARE, "tests": ["assert f(3) == 9", "assert f(3) == 8"]}, 0.0),
+        ({"completion": "print(int(input()) + 1)", "tests": [{"input": "4\n", "output": "5"}]}, 1.0),
+        ({"completion": "I do not know", "tests": "assert True"}, 0.0),
+    )
+
+
+def run(code, tests="assert True", **options):
+    return Python(PythonConfig(**({"timeout_s": 3.0} | options)))(f"```python\n{code}\n```", tests=tests)
+
+
+def test_a_share_of_the_tests():
+    assert run("f = abs", ["assert f(-1) == 1", "assert f(1) == 2"], score="share").value == 0.5
+
+
+def test_the_last_block_counts_and_text_without_a_block_only_if_it_is_code():
+    assert extract("```python\n1\n```\nno, rather\n```python\n2\n```") == "2\n"
+    assert extract("```python\nunfinished") == "unfinished"
+    assert extract("x = 1") == "x = 1"
+    assert extract("I think so.") is None
+    assert extract("") is None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "import os; os._exit(1)",
+        "raise ValueError",
+        "def f(:",
+        "x = bytearray(10**9)",
+        "while True: print('x' * 10**6)",
+        "open('big', 'wb').write(b'x' * 10**8)",
+        "import os; os.abort()",
+    ],
+)
+def test_what_ends_before_its_tests_does_not_pass(code):
+    assert run(code).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "code", ["while True: pass", "import time; time.sleep(60)", "import threading; threading.Event().wait()"]
+)
+def test_time_runs_out(code):
+    start = time.monotonic()
+    found = run(code, timeout_s=0.7)
+
+    assert (found.value, found.metrics["timeouts"]) == (0.0, 1.0)
+    assert time.monotonic() - start < 5
+
+
+REFUSED = {
+    "socket": "import socket; socket.socket()",
+    "a unix socket": "import socket; socket.socket(socket.AF_UNIX)",
+    "the web": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')",
+    "of a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import socket; socket.socket()'], check=True)",
+    "kill": "import os; os.kill(os.getppid(), 9)",
+    "a session": "import os; os.setsid()",
+    "a group": "import os; os.setpgid(0, 0)",
+}
+
+
+@pytest.mark.parametrize("code", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_is_an_error_in_the_program(code):
+    body = f"try:\n    {code}\nexcept Exception as error:\n    said = repr(error)\nelse:\n    said = ''"
+
+    assert run(body, "assert said").value == 1.0
+
+
+def test_a_kernel_that_takes_no_filter_is_an_error_and_not_a_wrong_answer(monkeypatch, tmp_path):
+    source = (
+        Path(sandbox.__file__)
+        .read_text()
+        .replace("_SECCOMP, _PARENT_DEATH = 38, 22, 1", "_SECCOMP, _PARENT_DEATH = 38, 9999, 1")
+    )
+    (tmp_path / "sandbox.py").write_text(source)
+    monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "sandbox.py"))
+
+    with pytest.raises(
+        InfrastructureError, match=r"no program can be started: OSError: .* the kernel takes no seccomp"
+    ):
+        run("pass")
+
+
+def test_without_the_filter_the_same_program_opens_a_socket(monkeypatch):
+    """The test above would not notice if sockets failed anyway."""
+    plain = subprocess.run([sys.executable, "-c", REFUSED["socket"]], check=False, timeout=20)
+
+    assert plain.returncode == 0
+
+
+def test_the_environment_of_the_trainer_is_not_seen(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+
+    assert run("import os", "assert 'SECRET_TOKEN' not in os.environ").value == 1.0
+
+
+def processes(mark):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark in path.read_bytes().decode(errors="replace"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def gone(mark):
+    deadline = time.monotonic() + 5
+    while (left := processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not left
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["the program ends", "the program is ended"])
+def test_children_end_with_the_program(waits):
+    mark = f"7{os.getpid()}.{int(waits)}"
+    code = f"import subprocess, os\nif os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\nsubprocess.Popen(['sleep', '{mark}'])"
+    code += "\nimport time; time.sleep(60)" if waits else ""
+
+    run(code, timeout_s=1.0)
+
+    assert gone(mark)
+
+
+def test_when_the_reward_process_is_killed_the_program_and_its_children_end():
+    mark = f"8{os.getpid()}.5"
+    code = f"import subprocess, time; subprocess.Popen(['sleep', '{mark}']); time.sleep(60)"
+    source = f"from rlcore_rewards.python import *\nPython(PythonConfig(timeout_s=50))({code!r}, tests='')"
+    reward = subprocess.Popen([sys.executable, "-c", source])
+    deadline = time.monotonic() + 30
+    while len(processes(mark)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes(mark)
+
+    reward.kill()
+    reward.wait(timeout=10)
+
+    assert gone(mark)
+
+
+@pytest.mark.parametrize("tests", [[], [3], [{"input": "x"}], None])
+def test_tests_of_another_form_are_an_error_of_the_data(tests):
+    with pytest.raises(SampleError, match="column 'tests' holds"):
+        run("pass", tests)
+
+
+def test_the_filter_is_one_for_this_machine():
+    for machine in ("x86_64", "aarch64"):
+        assert len(sandbox.filter_program(machine)) % 8 == 0
+
+
+def test_a_machine_that_cannot_is_refused_at_the_start(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    with pytest.raises(ConfigError, match="cannot run code on this machine: it needs Linux, and this is darwin\nUse"):
+        Python(PythonConfig())
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout_s": 0}, {"memory_mb": 1}, {"cpu_s": 0}, {"file_mb": 0}, {"score": "some"}]
+)
+def test_limits_that_bound_nothing_are_refused(options):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}: expected"):
+        PythonConfig(**options)
+
+
+def test_columns_are_plain_json():
+    assert json.loads(json.dumps(TestPython.examples))
