@@ -185,6 +185,7 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     ),
     Column("episode_error", "object", "str", "why an episode has no verdict; empty when it has one", "environment"),
     Column("episode_messages", "object", "list", "the whole conversation", "environment"),
+    Column("model_score", "row", "float32", "score of the reward model", "reward_model"),
     Column("reward", "row", "float32", "score of the sample", "reward"),
     Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward"),
     Column("reward_has_note", "row", "bool", "reward_note says something", "reward"),

@@ -207,6 +207,8 @@ class LocalBackend:
         generator = torch.Generator().manual_seed(self._context.seed)
         with torch.no_grad():
             head.weight.normal_(std=1.0 / (hidden_size + 1), generator=generator)
+            if (trained := Path(self._model_config.path) / "value_head.safetensors").is_file():
+                head.weight.copy_(load_file(trained)[_VALUE_HEAD])
         return head.to(self._device)
 
     def _trained_parameters(self) -> dict[nn.Parameter, str]:

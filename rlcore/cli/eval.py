@@ -92,7 +92,8 @@ def _run(
     runtime = make_runtime(config.runtime)
     start = time.perf_counter()
     try:
-        roles = start_roles(plan, runtime, hooks, ("rollout", "reward"), lambda batch: None)
+        names = [name for name in plan.workers if name in ("rollout", "reward", "reward_model")]
+        roles = start_roles(plan, runtime, hooks, names, lambda batch: None)
         metrics, scored = evaluate(roles, held_out(plan.prompts, config), config.eval)
         if samples is not None:
             _write(samples, roles, scored)

@@ -161,6 +161,8 @@ class RewardConfig:
     timeout_s: float = 10.0
     """Per sample."""
     on_error: Literal["raise", "zero", "drop"] = "raise"
+    model: str = ""
+    """Directory of a reward model, trained with algorithm=reward_model; its score is the reward `model`."""
 
     def __post_init__(self) -> None:
         require(self.num_processes >= 0, "num_processes", "0 or more", self.num_processes, 1)

@@ -286,6 +286,10 @@ class FakeRoles:
         answers = self.rollout.generate(prompts, self.sampling, len(columns))
         return self._noted(answers.drop("rollout_log_probs", "policy_version"))
 
+    def judge(self, samples: Batch) -> Batch:
+        """What the rewards say, with no row dropped."""
+        return samples | self.reward.score(samples)
+
     def _noted(self, samples: Batch) -> Batch:
         reads = self.store.num_far_reads
         self.generated = samples.local()
@@ -294,7 +298,7 @@ class FakeRoles:
 
     def score(self, samples: Batch) -> Batch:
         """Rewards; no row is left when `keep_scored` is false, as when every reward failed."""
-        scored = samples | self.reward.score(samples)
+        scored = self.judge(samples)
         return scored if self._keep_scored else scored.take([])
 
 

@@ -128,7 +128,7 @@ class RolloutContract(UsesModel):
             return sorted([sample.request_id async for sample in engine.generate(asked)])
 
         async def overlap() -> list[list[int]]:
-            return await asyncio.gather(ask(10), ask(20))
+            return list(await asyncio.gather(ask(10), ask(20)))
 
         rule = "environments ask for the next turn while other calls of generate() go on; each gets what it asked for"
         with allowed(rule):

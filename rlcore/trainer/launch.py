@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlcore.config.build import flatten
-from rlcore.config.schema import Config
+from rlcore.config.schema import Choice, Config
 from rlcore.controller.group import Group, spawn
 from rlcore.controller.runtime import Runtime, make_runtime
 from rlcore.data.batch import Batch
@@ -18,7 +18,7 @@ from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints, hold
 from rlcore.trainer.memory import ModelSize
-from rlcore.trainer.plan import Plan, make_loader
+from rlcore.trainer.plan import Plan, choose, make_loader
 from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
@@ -167,9 +167,12 @@ def _episodes(plan: Plan) -> EpisodeOptions | None:
 
 def _model_options(plan: Plan, role: str) -> ModelOptions:
     config = plan.config
+    backend = plan.backend
+    if role == "reward_model":  # one device holds it, whatever trains: only `local` knows where its value head lies
+        backend = choose("backend", Choice(name="local"))
     return ModelOptions(
-        backend=plan.backend.resolved.spec,
-        backend_config=plan.backend.config,
+        backend=backend.resolved.spec,
+        backend_config=backend.config,
         model=replace(config.model, path=plan.models[role]),
         optimizer=config.critic.optimizer if role == "critic" else config.optimizer,
         algorithm=plan.algorithm.resolved.spec,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rlcore.protocols.algorithm import RoleSpec
 from rlcore.registry import Resolved, resolve
 from rlcore.rewards.executor import RewardSpec
 from rlcore.rewards.scorer import build_reward
-from rlcore.rewards.signature import check_columns
+from rlcore.rewards.signature import check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
 from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, load_prompts
@@ -35,6 +35,9 @@ DEFAULT_ROLE = "default"
 TRAINED = ("actor", "critic")
 _ALWAYS = (RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward"))
 """Roles of every run whose algorithm does not say that it does without them."""
+_REWARD_MODEL = RoleSpec(name="reward_model", worker="scorer")
+_SETTINGS = {"critic": "critic.path", "reward_model": "reward.model"}
+"""Role -> setting of its model, where it is not algorithm.<role>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
     prompts = load_prompts(config, config.data.train)
     eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
     for data in filter(None, (prompts, eval_prompts)):
-        _check_rewards(rewards, data, environment)
+        _check_rewards(rewards, data, [*workers, *(["environment"] if environment else [])])
         if data is prompts or hasattr(instance, "evaluate"):
             _check_demonstrations(config, getattr(instance, "demonstrations", ()), data)
     _check_columns(config, instance, workers, prompts)
@@ -210,7 +213,9 @@ def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
         without = set()
     elif config.reward.items and "rollout" not in without:
         without -= {"reward"}
-    roles = {role.name: role for role in (*algorithm.roles(), *(r for r in _ALWAYS if r.name not in without))}
+    always = [*_ALWAYS, *([replace(_REWARD_MODEL, model=config.reward.model)] if config.reward.model else [])]
+    without |= {"reward_model"} if "reward" in without else set()
+    roles = {role.name: role for role in (*algorithm.roles(), *(r for r in always if r.name not in without))}
     if "actor" not in roles:
         raise ConfigError("the algorithm asks for no role 'actor'; its roles() must name one")
     return sorted(roles.values(), key=lambda role: role.name not in TRAINED)
@@ -226,7 +231,7 @@ def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
     models = {}
     for role in roles:
         own = config.critic.path if role.name == "critic" else role.model
-        setting = "critic.path" if role.name == "critic" else f"algorithm.{role.name}"
+        setting = _SETTINGS.get(role.name, f"algorithm.{role.name}")
         models[role.name] = own or config.model.path
         if own and check_directory(own, setting) != check_directory(config.model.path):
             vocabulary, wanted = (load_tokenizer(path).get_vocab() for path in (own, config.model.path))
@@ -235,6 +240,11 @@ def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
                     f"{setting}={own} has another tokenizer than model.path={config.model.path}\n"
                     "Both read the same token ids: choose models of one family."
                 )
+        if role == replace(_REWARD_MODEL, model=own) and not (Path(own) / "value_head.safetensors").is_file():
+            raise ModelError(
+                f"reward.model={own} has no value_head.safetensors, so it is no reward model\n"
+                "Train one:  rlcore train algorithm=reward_model …   and give its  checkpoints/step_…/actor"
+            )
         _check_vocabulary(setting if own else "model.path", models[role.name])
     return models
 
@@ -251,12 +261,14 @@ def _check_vocabulary(setting: str, path: str) -> None:
 
 def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
     """The rewards of a run, resolved."""
-    if not config.reward.items and not config.environment.name:
+    given = [("environment", config.environment.name), ("model", config.reward.model)]
+    items = config.reward.items or tuple(RewardItem(name=name) for name, chosen in given if chosen)
+    if not items:
         raise ConfigError(
             "no reward is chosen.\nType  reward=exact_match  or  reward=my_rewards.py:score   (rlcore list-plugins --kind reward)"
         )
     specs: list[RewardSpec] = []
-    for item in config.reward.items or (RewardItem(name="environment"),):
+    for item in items:
         resolved = resolve("reward", item.name)
         twins = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
         name = f"{resolved.name}#{twins + 1}" if twins else resolved.name
@@ -264,11 +276,16 @@ def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
     return tuple(specs)
 
 
-def _check_rewards(rewards: Sequence[RewardSpec], data: Prompts, environment: Chosen | None) -> None:
-    """Every column that a reward asks for is in the data set, or written by the environment."""
+def _check_rewards(rewards: Sequence[RewardSpec], data: Prompts, writers: Collection[str]) -> None:
+    """Every column that a reward asks for is in the data set, or written by the environment or the reward model."""
     columns = [name for name in data.batch.columns if name not in ("input_ids", "prompt_id")]
-    if environment:
-        columns += [column.name for column in STANDARD_COLUMNS if column.written_by == "environment"]
+    given = {"environment", "reward_model"}.intersection(writers)
+    columns += [column.name for column in STANDARD_COLUMNS if column.written_by in given]
+    asked = {name for spec in rewards for name in required_columns(build_reward(spec))}
+    if "reward_model" in given and "model_score" not in asked:
+        raise ConfigError(
+            "reward.model is set, and no reward uses its score\nType  reward=model  or  reward=[model,OTHER]"
+        )
     for spec in rewards:
         check_columns(spec.name, build_reward(spec), columns, data.name)
 

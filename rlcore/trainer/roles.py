@@ -98,7 +98,7 @@ class Roles:
 
     def score(self, samples: Batch) -> Batch:
         """Add rewards; a sample without one is dropped and counted, or ends the run, as `reward.on_error` says."""
-        scored = samples | self.reward.score(samples)
+        scored = self.judge(samples)
         settled = self.verdicts(scored)
         values, keep = np.array(settled.rewards, dtype=np.float32), np.array(settled.keep, dtype=bool)
         self._note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
@@ -118,6 +118,12 @@ class Roles:
             logger.warning("no sample of this step has a reward; nothing is learned from it")
         self._on_scored(scored)
         return scored.with_rows(reward=values).take(np.flatnonzero(keep))
+
+    def judge(self, samples: Batch) -> Batch:
+        """The samples with what the reward model, if there is one, and the rewards say about them."""
+        if self.has("reward_model"):
+            samples |= self.groups["reward_model"].scores(samples)
+        return samples | self.reward.score(samples)
 
     def verdicts(self, scored: Batch) -> Settled:
         """What the rewards said, as numbers; those that failed are told, or end the run, as `reward.on_error` says."""

@@ -1,11 +1,13 @@
-"""The critic: values of states, trained by the algorithm's value loss."""
+"""Models with a value head: the critic, trained by the algorithm's value loss, and a reward model that is not trained."""
 
 from __future__ import annotations
+
+import torch
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.types import LossTerms, TokenOutputs
-from rlcore.workers.model import TrainedWorker
+from rlcore.workers.model import ModelWorker, TrainedWorker
 
 
 class CriticWorker(TrainedWorker):
@@ -20,3 +22,37 @@ class CriticWorker(TrainedWorker):
 
     def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         return self.algorithm.value_loss(out, batch)  # type: ignore[no-any-return]
+
+
+class RewardModelWorker(ModelWorker):
+    """A frozen reward model, as algorithm=reward_model of rlcore-algorithms trains it."""
+
+    head = "value"
+    trained = False
+
+    @dispatch("dp", reads=("input_ids", "loss_mask"))
+    def scores(self, batch: Batch) -> Batch:
+        """Row column `model_score`: the value at the end of each sample."""
+        ended = with_score_token(batch)
+        values = self.forward(ended).values
+        assert values is not None, "a value head has values"
+        return Batch.of(lengths=batch.lengths, rows={"model_score": ended.per_row(values.to(ended.device))})
+
+
+def with_score_token(batch: Batch) -> Batch:
+    """Every sample with its last token once more; that copy is the one loss token.
+
+    A value at token i is that of the state before it, so at the copy it is what the model makes of the whole sample.
+    """
+    ends = batch.offsets()[1:] - 1
+    ones = torch.ones(len(batch), dtype=torch.int64)
+    times = torch.ones(batch.num_tokens, dtype=torch.int64).index_add(0, ends, ones)
+    source = torch.arange(batch.num_tokens).repeat_interleave(times)
+    lengths = batch.lengths + 1
+    mask = torch.zeros(len(source), dtype=torch.bool)
+    mask[lengths.cumsum(0) - 1] = True
+    return Batch.of(
+        lengths=lengths,
+        tokens={"input_ids": batch["input_ids"][source], "loss_mask": mask},
+        rows={"num_loss_tokens": ones},
+    )

@@ -21,7 +21,7 @@ def greedy_baseline(roles: Any, prompts: Batch, samples: Batch, note: Callable[[
     ones stands in, and `experience/baseline_missing` counts it.
     """
     greedy: Batch = roles.rollout.generate(prompts, replace(roles.sampling, temperature=0.0), 1)
-    greedy |= roles.reward.score(greedy)
+    greedy = roles.judge(greedy)
     group, score, status = greedy.fetch("group_id", "reward", "reward_status")
     known = dict(zip(group[status == 0].tolist(), score[status == 0].tolist()))
     reward, group_id = samples.fetch("reward", "group_id")

@@ -26,6 +26,7 @@ from rlcore.config.schema import EvalConfig
 from rlcore.data.batch import Batch
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.types import LossTerms, TokenOutputs
+from rlcore.workers.critic import with_score_token
 from rlcore.workers.model import TrainedWorker
 from rlcore_algorithms.pairs import Pairwise
 
@@ -93,19 +94,3 @@ class RewardModel(Pairwise):
             "eval/loss": float(-F.logsigmoid(margin).mean()),
         }
         return metrics | {"eval/samples": float(len(pairs))}, pairs
-
-
-def with_score_token(batch: Batch) -> Batch:
-    """Every sample with its last token once more; that copy is the one loss token. Runs next to the data."""
-    ends = batch.offsets()[1:] - 1
-    source = torch.arange(batch.num_tokens).repeat_interleave(
-        torch.ones(batch.num_tokens, dtype=torch.int64).index_add(0, ends, torch.ones(len(batch), dtype=torch.int64))
-    )
-    lengths = batch.lengths + 1
-    mask = torch.zeros(len(source), dtype=torch.bool)
-    mask[lengths.cumsum(0) - 1] = True
-    return Batch.of(
-        lengths=lengths,
-        tokens={"input_ids": batch["input_ids"][source], "loss_mask": mask},
-        rows={"num_loss_tokens": torch.ones(len(batch), dtype=torch.int64)},
-    )
