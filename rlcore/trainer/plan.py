@@ -163,7 +163,13 @@ def choose_environment(config: Config, roles: Collection[str]) -> Chosen | None:
             "Leave out  environment   or choose another algorithm:  algorithm=grpo"
         )
     chosen = choose("environment", config.environment)
-    instance = chosen.resolved.object(chosen.config)
+    try:
+        instance = chosen.resolved.object(chosen.config)
+    except Exception as error:
+        raise ConfigError(
+            f"environment '{config.environment.name}' cannot be made: {type(error).__name__}: {error}\n"
+            "It is made with its settings alone:  def __init__(self, config)"
+        ) from error
     Chat(load_tokenizer(config.model.path), getattr(instance, "tools", ()))
     return chosen
 

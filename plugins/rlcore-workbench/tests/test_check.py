@@ -239,3 +239,98 @@ def test_the_command_is_found_and_its_exit_code_is_2_for_wrong_input(rlcore):
 
     assert done.returncode == 2
     assert done.stderr.startswith("error: reward 'gsm8k' reads answer, and without examples")
+
+
+ENVIRONMENTS = """
+import time
+from rlcore import Step
+
+EXAMPLES = {"Good": [({"prompt": "a"}, ["x", "a"], 1.0)], "Odd": [("a", 1.0)]}
+
+class Good:
+    def __init__(self, config): pass
+    async def reset(self, row):
+        self.row = row
+        return [{"role": "user", "content": row["prompt"]}]
+    async def step(self, completion):
+        right = completion.text == self.row["prompt"]
+        if right or completion.last:
+            return Step(reward=float(right), done=True)
+        return Step(messages=[{"role": "user", "content": "again"}])
+
+class Plain(Good): pass
+class Odd(Good): pass
+
+class NoReward(Good):
+    async def step(self, completion):
+        return Step(messages=[{"role": "user", "content": "again"}])
+
+class Blocks(Good):
+    async def step(self, completion):
+        time.sleep(1.2)
+        return await super().step(completion)
+"""
+
+
+@pytest.fixture
+def environments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "e.py").write_text(ENVIRONMENTS)
+    return tmp_path
+
+
+def test_an_environment_with_its_own_examples_passes(environments, capsys):
+    code, out = check(capsys, "environment", "e.py:Good")
+
+    assert code == 0
+    assert "  ok    the last turn has a reward " in out
+    assert "not checked" not in out
+    assert out.splitlines()[-1].startswith("7 of 7 passed in ")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "text"),
+    [
+        ("NoReward", [], "in each, has no reward; the third has completion.last: score it"),
+        (
+            "Blocks",
+            ["--suite", "step_timeout_s=0.4", "--skip", "anything", "--skip", "last turn"],
+            "it blocks at e.py:",
+        ),
+    ],
+)
+def test_a_failure_of_an_environment_says_what_is_asked_for(environments, capsys, name, more, text):
+    code, out = check(capsys, "environment", f"e.py:{name}", *more)
+
+    assert code == 1
+    assert text in out
+
+
+def test_without_examples_the_rewards_are_not_checked_and_a_file_brings_them(environments, capsys):
+    code, out = check(capsys, "environment", "e.py:Plain")
+    assert code == 0
+    assert "  not checked  the rewards themselves: there are no examples" in out
+
+    (environments / "x.jsonl").write_text('{"prompt": "b", "completions": ["b"], "score": 0}')
+    code, out = check(capsys, "environment", "e.py:Plain", "--examples", "x.jsonl")
+    assert code == 1
+    assert "the rewards of the examples\n        wanted [0.0]\n        got    [1.0]" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["environment", "e.py:Odd"], r"are not \(row, completions, reward\)"),
+        (
+            ["environment", "e.py:Plain", "--examples", "x.jsonl"],
+            "example 1: `completions`, a list, or a numeric `score`",
+        ),
+        (["environment", "e.py:Plain", "--option", "a=1"], "has no settings"),
+        (["tracker", "jsonl", "--examples", "x.jsonl"], "--examples is for rewards and environments"),
+    ],
+)
+def test_bad_input_about_environments_is_refused(environments, arguments, text):
+    (environments / "x.jsonl").write_text('{"prompt": "b", "score": 0}')
+
+    with pytest.raises(UserError, match=text):
+        main(arguments)

@@ -22,12 +22,13 @@ from typing import IO, Any
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore_workbench.options import parse_options, read_rows
 
-KINDS = ("algorithm", "backend", "dataset", "dispatch", "hooks", "reward", "rollout", "tracker")
+KINDS = ("algorithm", "backend", "dataset", "dispatch", "environment", "hooks", "reward", "rollout", "tracker")
 _EXAMPLES = """\
 examples:
   rlcore check reward gsm8k --examples graded.jsonl      lines such as {"completion": "#### 4", "answer": "4", "score": 1}
   rlcore check algorithm grpo --option minibatches=2 --option kl.coefficient=0.01
   rlcore check algorithm best_of_n --suite keeps_every_sample=false
+  rlcore check environment calculator --examples episodes.jsonl     lines such as {"prompt": "1+1", "completions": ["2"], "score": 1}
   rlcore check rollout vllm --device cuda:0 --tolerance 0.05
   rlcore check reward my_rewards.py:score                a file of your own; rewards bring EXAMPLES with them
 
@@ -45,15 +46,17 @@ def main(argv: Sequence[str]) -> int:
         )
     if options.timeout <= 0:
         raise ConfigError(f"--timeout {options.timeout:g}: expected more than 0\nType  --timeout 600")
-    if options.examples and options.kind != "reward":
-        raise ConfigError(f"--examples is for rewards, and this is a {options.kind}\nLeave out  --examples")
+    if options.examples and options.kind not in ("reward", "environment"):
+        raise ConfigError(
+            f"--examples is for rewards and environments, and this is a {options.kind}\nLeave out  --examples"
+        )
     if options.kind == "dataset" and not options.data:
         raise ConfigError(f"dataset '{options.name}' needs something to open\nType  --data FILE")
     spec = {
         "kind": options.kind,
         "name": options.name,
         "options": parse_options(options.option),
-        "examples": _examples(options.examples) if options.examples else None,
+        "examples": _examples(options.examples, options.kind) if options.examples else None,
         "data": options.data,
         "model": options.model,
         "device": options.device,
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("kind", help=", ".join(KINDS))
     parser.add_argument("name", help="a registered name, name@package, module:attribute or file.py:attribute")
     parser.add_argument("--option", action="append", default=[], metavar="K=V", help="a setting of the plugin")
-    parser.add_argument("--examples", type=Path, metavar="FILE", help="samples with their `score`, for rewards")
+    parser.add_argument("--examples", type=Path, metavar="FILE", help="samples, or episodes, with their `score`")
     parser.add_argument("--data", default="", metavar="FILE", help="what a data set opens")
     parser.add_argument(
         "--model", default="", metavar="DIR", help="a model for engines and backends; default: a tiny one"
@@ -89,11 +92,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _examples(path: Path) -> list[tuple[dict[str, Any], float | None]]:
-    """Each line is a sample with `score`, its score; null where the reward does not apply."""
-    examples = []
+def _examples(path: Path, kind: str) -> list[tuple[Any, ...]]:
+    """Each line is a sample with `score`, its score; null where the reward does not apply.
+
+    Of an environment it is a row with `completions`, what the model writes turn by turn, and `score`, the reward."""
+    examples: list[tuple[Any, ...]] = []
     for number, row in enumerate(read_rows(path, "samples with a score"), 1):
         score = row.pop("score", "nothing")
+        if kind == "environment":
+            texts = row.pop("completions", None)
+            if not isinstance(texts, list) or not texts or not (score is None or isinstance(score, int | float)):
+                raise ConfigError(
+                    f"{path}, example {number}: `completions`, a list, or a numeric `score` is missing\n"
+                    'Write  {"completions": ["...", "..."], "score": 1.0, and the columns that the environment reads}'
+                )
+            examples.append((row, texts, None if score is None else float(score)))
+            continue
         if "completion" not in row or (score is not None and not isinstance(score, int | float)):
             raise ConfigError(
                 f"{path}, example {number}: `completion` or a numeric `score` is missing\n"

@@ -51,6 +51,10 @@ KINDS = {
     "tracker": Kind(
         summary="A tracker for rlcore", use="rlcore train preset=quickstart trackers='[console,jsonl,$name]'"
     ),
+    "environment": Kind(
+        summary="An environment for rlcore",
+        use="rlcore train environment=$name model.path=DIR data.train=prompts.jsonl",
+    ),
     "hooks": Kind(
         summary="Hooks for rlcore",
         use="rlcore train preset=quickstart plugins.hooks='[$name]'",

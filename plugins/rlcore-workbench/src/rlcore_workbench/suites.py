@@ -112,6 +112,37 @@ def own_examples(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], flo
         ) from error
 
 
+def _environment(spec: Spec, resolved: Resolved) -> _Parts:
+    from rlcore.testing import EnvironmentContract
+
+    config = _settings(spec, resolved)
+    members: dict[str, Any] = {"make": lambda self: resolved.object(config)}
+    if examples := spec["examples"] or own_episodes(resolved):
+        return {**members, "examples": [tuple(it) for it in examples]}, [], EnvironmentContract
+    made_up = [({"prompt": text}, ["42", "no"], None) for text in ("?", "6 · 7")]
+    members |= {"examples": made_up, "test_the_examples_get_their_rewards": None}
+    missing = (
+        "the rewards themselves: there are no examples. Type  --examples FILE, or put EXAMPLES beside the environment"
+    )
+    return members, [missing], EnvironmentContract
+
+
+def own_episodes(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], Sequence[str], float | None]]:
+    """EXAMPLES of the environment's module: (row, what the model writes turn by turn, reward)."""
+    found = getattr(sys.modules.get(getattr(resolved.object, "__module__", "")), "EXAMPLES", None)
+    if isinstance(found, Mapping):
+        found = found.get(resolved.target.rpartition(":")[2])
+    if found is None:
+        return ()
+    try:
+        return [(dict(row), list(texts), reward) for row, texts, reward in found]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"EXAMPLES beside environment '{resolved.name}' are not (row, completions, reward): {error}\n"
+            'Write  EXAMPLES = [({"prompt": "6 · 7", "answer": "42"}, ["42"], 1.0)]'
+        ) from error
+
+
 def _algorithm(spec: Spec, resolved: Resolved) -> _Parts:
     from rlcore.testing import AlgorithmContract
 
@@ -216,6 +247,7 @@ _SUITES: dict[str, Callable[[Spec, Resolved], _Parts]] = {
     "backend": _backend,
     "dataset": _dataset,
     "dispatch": _dispatch,
+    "environment": _environment,
     "hooks": _hooks,
     "reward": _reward,
     "rollout": _rollout,
