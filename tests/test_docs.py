@@ -16,7 +16,7 @@ from rlcore.config.schema import Config
 from rlcore.errors import RlcoreError
 from rlcore.hooks import specs
 from rlcore.registry.known import known_names
-from rlcore.testing import AlgorithmContract, RewardContract, RolloutContract
+from rlcore.testing import AlgorithmContract, EnvironmentContract, RewardContract, RolloutContract
 from rlcore.types import STANDARD_COLUMNS
 
 pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench: make test-plugins installs it")
@@ -77,12 +77,12 @@ def test_every_command_exists():
 
 @pytest.mark.parametrize(("page", "words"), [one for one in commands() if one[1][1] == "train"])
 def test_the_settings_of_every_train_command_compose(page, words):
-    mine = ("my_reward", "my_algorithm", "my_engine")  # made by new-plugin
+    mine = ("my_reward", "my_algorithm", "my_engine", "my_environment")  # made by new-plugin
     settings = [word for word in words[2:] if not word.endswith(mine)]
 
     composed = compose(settings, complete=False)
 
-    for item in (*composed.config.reward.items, composed.config.algorithm):
+    for item in (*composed.config.reward.items, composed.config.algorithm, composed.config.environment):
         if ".py:" in item.name:
             assert (ROOT / item.name.partition(":")[0]).is_file()
 
@@ -127,6 +127,21 @@ class TestDice(RolloutContract):
     def make(self, model, context):
         cls = load(DOCS / "snippets" / "engine.py").Dice
         return cls(cls.Config(), model=model, context=context)
+
+
+class TestGuess(EnvironmentContract):
+    module, name = "environment", "Guess"
+
+    @property
+    def examples(self):
+        return load(DOCS / "snippets" / f"{self.module}.py").EXAMPLES
+
+    def make(self):
+        return getattr(load(DOCS / "snippets" / f"{self.module}.py"), self.name)(None)
+
+
+class TestDictionary(TestGuess):
+    module, name = "tools", "Dictionary"
 
 
 def test_the_page_says_what_the_smallest_engine_lacks():

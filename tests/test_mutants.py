@@ -6,11 +6,13 @@ that is, with the message that tells the author what the protocol asks for.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 import json
 import random
 import sys
+import time
 import types
 from dataclasses import replace
 
@@ -25,6 +27,7 @@ from rlcore.data.batch import Batch
 from rlcore.errors import ModelError
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.dispatch import Call
+from rlcore.protocols.environment import Step
 from rlcore.protocols.reward import batched
 from rlcore.protocols.tracker import RunInfo
 from rlcore.rollouts.hf import HFConfig, HFRollout
@@ -33,6 +36,7 @@ from rlcore.testing import (
     BackendContract,
     DatasetContract,
     DispatchContract,
+    EnvironmentContract,
     FakeConfig,
     FakeRollout,
     ModelRolloutContract,
@@ -56,6 +60,7 @@ SUITES = [
     RowDispatchContract,
     TrackerContract,
     DatasetContract,
+    EnvironmentContract,
 ]
 MUTANTS: list[tuple[str, str, type]] = []
 """(test, what is wrong, suite of the mutant)."""
@@ -786,6 +791,102 @@ for test, fault, members in (
     ("messages_can_say_what_and_where_it_is", "says one place", {"where": lambda self, i: "lines"}),
 ):
     mutant(test, fault, dataset(**members))
+
+
+# Environments
+
+
+class Repeat:
+    """The model has to write what the row says, within any number of turns."""
+
+    def __init__(self, config=None):
+        self.row = {}
+
+    async def reset(self, row):
+        self.row = row
+        return [{"role": "user", "content": f"write {row['answer']}"}]
+
+    async def step(self, completion):
+        right = completion.text == self.row["answer"]
+        if right or completion.last:
+            return Step(reward=float(right), done=True)
+        return Step(messages=[{"role": "user", "content": f"no, write {self.row['answer']}"}])
+
+
+def environment(**members):
+    cls = type("Mutant", (Repeat,), members)
+    examples = [({"answer": "a"}, ["b", "a"], 1.0), ({"answer": "c"}, ["c"], 1.0), ({"answer": "d"}, ["a"], None)]
+    members = {"make": lambda self: cls(), "examples": examples, "step_timeout_s": 0.5}
+    return type("Suite", (EnvironmentContract,), members)
+
+
+async def counts_double(self, completion):
+    step = await Repeat.step(self, completion)
+    return replace(step, reward=None if step.reward is None else 2 * step.reward)
+
+
+async def takes_the_answer_away(self, row):
+    self.row = dict(row)
+    return [{"role": "user", "content": f"write {row.pop('answer')}"}]
+
+
+async def wants_numbers(self, completion):
+    return Step(messages=[{"role": "user", "content": str(int(completion.text or "0") + 1)}])
+
+
+async def returns_a_tuple(self, completion):
+    return [], 1.0, True
+
+
+async def says_nothing(self, completion):
+    return Step()
+
+
+async def speaks_for_the_model(self, completion):
+    return Step(messages=[{"role": "assistant", "content": "a"}])
+
+
+async def never_looks_at_last(self, completion):
+    return await Repeat.step(self, replace(completion, last=False))
+
+
+async def blocks(self, completion):
+    time.sleep(1.2)
+    return await Repeat.step(self, completion)
+
+
+async def draws(self, completion):
+    return Step(messages=[{"role": "user", "content": str(random.random())}], reward=0.5)
+
+
+async def keeps_the_row_in_its_class(self, row):
+    type(self).shared = row
+    await asyncio.sleep(0.05)
+    return await Repeat.reset(self, type(self).shared)
+
+
+def weigh(grams):
+    """Weigh."""
+
+
+for test, fault, members in (
+    ("the_examples_get_their_rewards", "counts double", {"step": counts_double}),
+    ("the_row_is_left_as_it_was", "takes the answer away", {"reset": takes_the_answer_away}),
+    ("anything_that_a_model_writes_is_answered", "wants numbers", {"step": wants_numbers}),
+    ("anything_that_a_model_writes_is_answered", "returns a tuple", {"step": returns_a_tuple}),
+    ("anything_that_a_model_writes_is_answered", "says nothing", {"step": says_nothing}),
+    ("anything_that_a_model_writes_is_answered", "speaks for the model", {"step": speaks_for_the_model}),
+    ("anything_that_a_model_writes_is_answered", "blocks", {"step": blocks}),
+    ("the_last_turn_has_a_reward", "never looks at last", {"step": never_looks_at_last}),
+    ("the_same_episode_goes_the_same_way_again", "draws", {"step": draws}),
+    ("episodes_do_not_see_each_other", "keeps the row in its class", {"reset": keeps_the_row_in_its_class}),
+    ("tools_have_a_schema", "has a tool without types", {"tools": (weigh,)}),
+):
+    mutant(test, fault, environment(**members))
+
+
+class TestRepeat(environment()):
+    """The environment of which they are mutants passes."""
 
 
 @pytest.fixture(autouse=True)

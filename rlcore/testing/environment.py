@@ -60,24 +60,24 @@ class EnvironmentContract:
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
     def test_the_examples_get_their_rewards(self) -> None:
-        found = [self.play(row, texts).reward for row, texts, _ in self.examples]
+        found = [self.play(row, texts).reward for row, texts, _ in self.episodes()]
         equal(found, [reward for _, _, reward in self.examples], "the rewards of the examples")
 
     def test_the_row_is_left_as_it_was(self) -> None:
-        for row, texts, _ in self.examples:
-            given = self.row(row)
-            before = copy.deepcopy(given)
-            self.play(given, texts)
-            equal(given, before, "other episodes of the same prompt are given the same row")
+        for row, texts, _ in self.episodes():
+            before = copy.deepcopy(row)
+            with allowed("other episodes of the same prompt are given the same row"):
+                self.play(row, texts)
+            equal(row, before, "other episodes of the same prompt are given the same row")
 
     def test_anything_that_a_model_writes_is_answered(self) -> None:
-        row = self.examples[0][0]
+        row = self.episodes()[0][0]
         for text in _ODD:
             with allowed(f"models write anything, such as {text!r:.40}; answer with messages or be done"):
                 self.play(row, [text])
 
     def test_the_last_turn_has_a_reward(self) -> None:
-        row = self.examples[0][0]
+        row = self.episodes()[0][0]
         for text in _ODD:
             given = self.play(row, [text] * 3, last=True).reward
             assert given is not None, (
@@ -85,30 +85,31 @@ class EnvironmentContract:
             )
 
     def test_the_same_episode_goes_the_same_way_again(self) -> None:
-        for row, texts, _ in self.examples:
+        for row, texts, _ in self.episodes():
             equal(self.play(row, texts), self.play(row, texts), "a resumed run plays an episode again")
 
     def test_episodes_do_not_see_each_other(self) -> None:
-        alone = [self.play(row, texts) for row, texts, _ in self.examples]
+        alone = [self.play(row, texts) for row, texts, _ in self.episodes()]
 
         async def together() -> list[Played]:
             async with Stage(self.step_timeout_s) as stage:
-                return await asyncio.gather(*(self._play(stage, row, texts, False) for row, texts, _ in self.examples))
+                return await asyncio.gather(
+                    *(self._play(stage, row, texts, False) for row, texts, _ in self.episodes())
+                )
 
-        equal(
-            asyncio.run(together()),
-            alone,
-            "many episodes take turns in one thread; played together they went otherwise",
-        )
+        rule = "many episodes take turns in one thread; played together they went otherwise"
+        with allowed(rule):
+            found = asyncio.run(together())
+        equal(found, alone, rule)
 
     def test_tools_have_a_schema(self) -> None:
         for tool in getattr(self.make(), "tools", ()):
             with allowed("the chat template shows tools by their types and docstring"):
                 schema(tool)
 
-    def row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With what every row has."""
-        return {"prompt": "?", "prompt_id": 0, **row}
+    def episodes(self) -> list[tuple[Mapping[str, Any], Sequence[str], float | None]]:
+        """The examples, with what every row has."""
+        return [({"prompt": "?", "prompt_id": 0, **row}, texts, reward) for row, texts, reward in self.examples]
 
     def play(self, row: Mapping[str, Any], texts: Sequence[str], *, last: bool = False) -> Played:
         """One episode in which the model writes these texts, the last of them with `completion.last` if asked."""
@@ -121,9 +122,8 @@ class EnvironmentContract:
 
     async def _play(self, stage: Stage, row: Mapping[str, Any], texts: Sequence[str], last: bool) -> Played:
         environment = self.make()
-        given = self.row(row)
         try:
-            played = Played(first=checked_messages(await stage.call(lambda: environment.reset(given)), "reset"))
+            played = Played(first=checked_messages(await stage.call(lambda: environment.reset(row)), "reset"))
             for turn, text in enumerate(texts):
                 completion = Completion(
                     text=text, finish_reason="stop", num_tokens=1, turn=turn, last=last and turn + 1 == len(texts)
