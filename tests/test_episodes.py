@@ -93,6 +93,8 @@ class Counts:
                 await asyncio.sleep(60)
             case "blocks":
                 time.sleep(1.5)
+            case "exits":
+                raise SystemExit(3)
             case "tuple":
                 return [], 1.0, True
             case "nan":
@@ -139,7 +141,7 @@ def untyped(grams):
 def play(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_response_tokens=6, **settings):
     options = EpisodeOptions(
         environment=resolve("environment", environment).spec,
-        environment_config=Settings(**settings),
+        settings=b"",
         limits=limits or EpisodeConfig(step_timeout_s=5.0),
         context_length=128,
     )
@@ -148,7 +150,9 @@ def play(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_respo
     requests = [Request(request_id=i, prompt_ids=[5], sampling=sampling, seed=100 + i) for i in range(num)]
     Counts.closed.clear()
     Counts.seen.clear()
-    return asyncio.run(run_episodes(engine, environment, options, tokenizer, rows, requests))
+    return asyncio.run(
+        run_episodes(engine, lambda: environment(Settings(**settings)), options, tokenizer, rows, requests)
+    )
 
 
 @pytest.fixture
@@ -251,6 +255,7 @@ FAULTS = [
     ("raises", ERROR, r"in turn 2 of prompt 2: ValueError: no such door \(test_episodes.py:\d+\)"),
     ("raises in reset", ERROR, r"in reset of prompt 2: KeyError: 'level' \(test_episodes.py:\d+\)"),
     ("no message", ERROR, r"in reset of prompt 2: reset gave no message, and is not done; write \[\{"),
+    ("exits", ERROR, r"in turn 2 of prompt 2: RuntimeError: SystemExit: 3"),
     ("tuple", ERROR, r"in turn 2 of prompt 2: step returned tuple, not rlcore.Step"),
     ("nan", ERROR, r"in turn 2 of prompt 2: step gave the reward nan, not a finite number"),
     ("silent", ERROR, r"in turn 2 of prompt 2: step gave no message, and is not done"),

@@ -150,14 +150,14 @@ def test_grpo_from_scratch_draws_what_its_reward_is_about():
 # The example packages, from wheels, where nothing else of this tree is.
 
 PACKAGES = {"core": ROOT, "workbench": ROOT / "plugins" / "rlcore-workbench"} | {
-    name: EXAMPLES / name for name in ("reward-plugin", "algorithm-plugin")
+    name: EXAMPLES / name for name in ("reward-plugin", "algorithm-plugin", "environment-plugin")
 }
 _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "outputs", "plugins", "tests", "examples")
 
 
-def call(*command, cwd=None):
+def call(*command, cwd=None, timeout=110):
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=110, check=False
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -200,11 +200,13 @@ def test_the_wheels_of_the_examples_are_listed_checked_and_trained_with(home, tm
 
     rows = json.loads(call(*rlcore, "list-plugins", "--json", cwd=tmp_path))
     found = {row["name"]: row["status"] for row in rows if row["package"].startswith("rlcore-example")}
-    assert found == {"ascending": "ok", "countdown": "ok", "example_dpo": "ok"}
+    own = {"ascending", "countdown", "example_dpo", "calculator", "rlcore-example-calculator"}
+    assert found == dict.fromkeys(own, "ok")
     for arguments in (
         ["reward", "ascending"],
         ["reward", "countdown"],
         ["algorithm", "example_dpo", "--suite", "keeps_every_sample=false"],
+        ["environment", "calculator"],
     ):
         call(*rlcore, "check", *arguments, cwd=tmp_path)
     small = ["trainer.steps=2", "trainer.prompts_per_step=16", "eval.max_prompts=8", "runtime=local"]
@@ -216,10 +218,31 @@ def test_the_wheels_of_the_examples_are_listed_checked_and_trained_with(home, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["reward-plugin", "algorithm-plugin"])
-def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "count"), [("reward-plugin", 12), ("algorithm-plugin", 12), ("environment-plugin", 9)]
+)
+def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, count, tmp_path):
     shutil.copytree(EXAMPLES / name / "tests", tmp_path / "tests")
 
     out = call(home / "venv" / "bin" / "python", "-m", "pytest", "-q", "-W", "error", "tests", cwd=tmp_path)
 
-    assert out.splitlines()[-1].startswith("12 passed")
+    assert out.splitlines()[-1].startswith(f"{count} passed")
+
+
+@pytest.mark.slow
+def test_a_tiny_model_learns_to_use_the_calculator(home, tmp_path):
+    """The third of the answers that is right by chance becomes most of them, through a tool and two turns."""
+    make = "from pathlib import Path; from example_calculator.tiny import make; make(Path('tiny'), steps=450)"
+    call(home / "venv" / "bin" / "python", "-c", make, cwd=tmp_path, timeout=300)
+    settings = ["runtime=local", "trackers=jsonl", "run.name=r", "trainer.steps=30", "eval.every_steps=0"]
+
+    call(home / "venv" / "bin" / "rlcore", "train", "preset=calculator", *settings, cwd=tmp_path, timeout=300)
+
+    lines = [json.loads(line) for line in (tmp_path / "outputs" / "r" / "metrics.jsonl").read_text().splitlines()]
+    before, after = (line["eval/pass_rate"] for line in (lines[0], lines[-1]))
+    steps = [line for line in lines if "reward/mean" in line]
+    first, last = (sum(line["reward/mean"] for line in part) / 5 for part in (steps[:5], steps[-5:]))
+    assert before < 0.5 < after
+    assert last > first + 0.15
+    assert 1.5 < steps[-1]["environment/turns"] <= 3
+    assert steps[-1]["actor/rollout_logprob_gap"] < 1e-3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -159,7 +160,7 @@ def _episodes(plan: Plan) -> EpisodeOptions | None:
         return None
     return EpisodeOptions(
         environment=plan.environment.resolved.spec,
-        environment_config=plan.environment.config,
+        settings=pickle.dumps(plan.environment.config),
         limits=plan.config.episode,
         context_length=ModelSize.read(check_directory(plan.config.model.path)).context_length,
     )

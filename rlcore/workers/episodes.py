@@ -38,7 +38,8 @@ class EpisodeOptions:
     """What a rollout worker needs to run episodes; plain data, as it travels to the hosts."""
 
     environment: PluginSpec
-    environment_config: Any
+    settings: bytes
+    """Of the environment, pickled: their class may come from a file that a host has not loaded yet."""
     limits: EpisodeConfig
     context_length: int
     """Of the model, in tokens."""
@@ -83,17 +84,19 @@ class Episode:
 
 async def run_episodes(
     engine: Rollout,
-    environment_class: Any,
+    make: Callable[[], Any],
     options: EpisodeOptions,
     tokenizer: Any,
     rows: Sequence[Mapping[str, Any]],
     requests: Sequence[Request],
 ) -> list[Episode]:
-    """One episode for each row; its request says how to draw, and with which seed. The engine's own errors are raised."""
-    tools = getattr(environment_class(options.environment_config), "tools", ())
+    """One episode for each row; its request says how to draw, and with which seed. The engine's own errors are raised.
+
+    `make` gives a new environment."""
+    tools = getattr(make(), "tools", ())
     async with Stage(options.limits.step_timeout_s) as stage:
         turns = Turns(engine)
-        player = _Player(environment_class, options, Chat(tokenizer, tools), stage, turns)
+        player = _Player(make, options, Chat(tokenizer, tools), stage, turns)
         try:
             async with asyncio.TaskGroup() as group:
                 played = [group.create_task(player.play(*asked)) for asked in zip(rows, requests, strict=True)]
@@ -151,21 +154,18 @@ class Turns:
 class _Player:
     """Plays episodes with one environment and one engine."""
 
-    def __init__(self, environment_class: Any, options: EpisodeOptions, chat: Chat, stage: Stage, turns: Turns) -> None:
-        self._class, self._options, self._chat, self._stage, self._turns = (
-            environment_class,
-            options,
-            chat,
-            stage,
-            turns,
-        )
+    def __init__(
+        self, make: Callable[[], Any], options: EpisodeOptions, chat: Chat, stage: Stage, turns: Turns
+    ) -> None:
+        self._make, self._options = make, options
+        self._chat, self._stage, self._turns = chat, stage, turns
 
     async def play(self, row: Mapping[str, Any], request: Request) -> Episode:
         """One episode, from reset to its end."""
         episode, made = Episode(), []
 
         async def reset() -> Any:
-            made.append(self._class(self._options.environment_config))
+            made.append(self._make())
             return await _awaited(made[0].reset(row), "reset")
 
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import pickle
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -45,7 +47,9 @@ class RolloutWorker(Worker):
         )
         self.mesh = self.engine.mesh
         self._episodes, self._model_path = episodes, model.path
-        self._environment: Any = episodes and load(episodes.environment, rank=context.rank, host=context.host)
+        if episodes:
+            environment_class: Any = load(episodes.environment, rank=context.rank, host=context.host)
+            self._make_environment = functools.partial(environment_class, pickle.loads(episodes.settings))
         if episodes and self.mesh.world_size > self.mesh.dp_size:
             raise ConfigError(
                 "environments need engines of one rank: the ranks of a larger one would have to ask the same things in"
@@ -63,8 +67,11 @@ class RolloutWorker(Worker):
         if self._episodes is not None:
             repeated = prompts.repeat(samples_per_prompt)
             tokenizer = load_tokenizer(self._model_path)
-            play = run_episodes(self.engine, self._environment, self._episodes, tokenizer, _rows(repeated), requests)
-            return episodes_batch(repeated, samples_per_prompt, asyncio.run(play))
+            rows = _rows(repeated)
+            played = asyncio.run(
+                run_episodes(self.engine, self._make_environment, self._episodes, tokenizer, rows, requests)
+            )
+            return episodes_batch(repeated, samples_per_prompt, played)
         samples = asyncio.run(_drain(self.engine, requests))
         if len(samples) < len(requests):
             return prompts.take([])  # not collected: the engine's samples come from another rank

@@ -7,6 +7,7 @@ behind, and a new one takes over what had not begun.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -60,15 +61,15 @@ class Stage:
                     "Await what is slow (asyncio.to_thread, asyncio.create_subprocess_exec) instead of blocking."
                 )
             thread, call = self._thread, _Call(make, self._timeout_s)
-            done = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call.run(), thread.loop))
+            thread.loop.call_soon_threadsafe(call.begin)
             try:
-                await asyncio.wait({done, thread.blocked}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({call.answer, thread.blocked}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                if not done.done():
-                    done.cancel()
-            if not done.cancelled():
-                return done.result()
-            if call.task is not None:
+                if not call.answer.done():
+                    thread.loop.call_soon_threadsafe(call.end)
+            if call.answer.done():
+                return call.answer.result()
+            if call.begun:
                 own = f"it blocks at {thread.where} instead of awaiting" if call.task is thread.culprit else ""
                 raise TimeoutError(own or f"its thread was blocked by another episode at {thread.where}")
 
@@ -87,22 +88,51 @@ class Stage:
 
 
 class _Call:
-    """One call, and the task in which it runs once it has begun."""
+    """One call. It tells its answer itself: its loop may be blocked by then."""
 
     def __init__(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> None:
         self._make, self._timeout_s = make, timeout_s
-        self.task: asyncio.Task[Any] | None = None
+        self._home = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Any] = self._home.create_future()
+        """Of the caller's loop."""
+        self.task: asyncio.Task[None] | None = None
+        self.begun = False
+        self._is_over = False
 
-    async def run(self) -> Any:
-        self.task = asyncio.current_task()
+    def begin(self) -> None:
+        """Run it in this loop."""
+        if not self._is_over:
+            self.task = asyncio.get_running_loop().create_task(self._run())
+
+    def end(self) -> None:
+        """Nobody waits for it any more."""
+        self._is_over = True
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        self.begun = True
         limit = asyncio.timeout(self._timeout_s)
+        value, failed = None, None
         try:
             async with limit:
-                return await self._make()
-        except TimeoutError as error:
-            if limit.expired():
-                raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
+                value = await self._make()
+        except asyncio.CancelledError:
             raise
+        except BaseException as error:  # SystemExit, too: it is one episode that ends
+            late = limit.expired() and isinstance(error, TimeoutError)
+            told = TimeoutError(f"no answer within {self._timeout_s:g} s") if late else error
+            failed = told if isinstance(told, Exception) else RuntimeError(f"{type(told).__name__}: {told}")
+        with contextlib.suppress(RuntimeError):  # a thread that was left behind may outlive the caller's loop
+            self._home.call_soon_threadsafe(self._settle, value, failed)
+
+    def _settle(self, value: Any, failed: Exception | None) -> None:
+        if self.answer.done():
+            return
+        if failed is None:
+            self.answer.set_result(value)
+        else:
+            self.answer.set_exception(failed)
 
 
 class _Thread:

@@ -26,7 +26,7 @@ _TEMPLATE = (
 )
 
 
-def make(directory: Path, *, steps: int = 600, seed: int = 0) -> Path:
+def make(directory: Path, *, steps: int = 450, seed: int = 0) -> Path:
     """Write model/, train.jsonl and eval.jsonl below `directory`."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # such small matrices are slower with two

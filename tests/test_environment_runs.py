@@ -1,0 +1,258 @@
+"""Environments in whole runs: what is wrong with one is said, counted, and costs what `reward.on_error` says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from rlcore.cli import main
+from rlcore.quickstart import Recipe, prepare
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+ENVIRONMENTS = """
+import asyncio
+import time
+from dataclasses import dataclass
+
+from rlcore import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    turns: int = 2
+
+
+class Good:
+    Config = Settings
+
+    def __init__(self, config):
+        self.turns = config.turns
+
+    async def reset(self, row):
+        self.bad = row["prompt_id"] % 2 == 1
+        return [{"role": "user", "content": row["prompt"]}]
+
+    async def step(self, completion):
+        if completion.turn + 1 == self.turns:
+            return Step(reward=float(len(completion.text)), done=True)
+        return Step(messages=[{"role": "user", "content": "and"}])
+
+
+class Raises(Good):
+    async def step(self, completion):
+        if self.bad:
+            raise KeyError("door")
+        return await super().step(completion)
+
+
+class Hangs(Good):
+    async def step(self, completion):
+        if self.bad:
+            await asyncio.sleep(60)
+        return await super().step(completion)
+
+
+class Blocks(Good):
+    async def step(self, completion):
+        if self.bad and completion.turn == 1:
+            time.sleep(3)
+        return await super().step(completion)
+
+
+class Never(Good):
+    async def step(self, completion):
+        return Step(messages=[{"role": "user", "content": "again"}])
+
+
+class Needs(Good):
+    def __init__(self):
+        pass
+
+
+def untyped(word):
+    "Say a word."
+
+
+class Tool(Good):
+    tools = (untyped,)
+
+
+class NoStep:
+    async def reset(self, row):
+        return []
+
+
+def about(completion, episode_messages, num_turns, digits):
+    assert [m["role"] for m in episode_messages][::2] == ["user"] * num_turns
+    return float(num_turns)
+"""
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    recipe = Recipe(digits=3, warm_steps=20, warm_batch=32, train_prompts=64, eval_prompts=8)
+    return prepare(tmp_path_factory.mktemp("assets"), recipe)
+
+
+@pytest.fixture(scope="module")
+def chat_model(assets, tmp_path_factory):
+    """The model with a chat template, and room for a conversation."""
+    directory = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(assets.model, directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@pytest.fixture
+def train(assets, chat_model, tmp_path, capsys, monkeypatch):
+    """Exit code, what was said, and the metrics of the last step."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "e.py").write_text(ENVIRONMENTS)
+
+    def run(*more, steps=1):
+        settings = {
+            "model.path": str(chat_model),
+            "data.train": str(assets.train),
+            "runtime": "local",
+            "trackers": "jsonl",
+            "run.name": "r",
+            "data.shuffle": "false",
+            "trainer.steps": str(steps),
+            "trainer.prompts_per_step": "4",
+            "sampling.samples_per_prompt": "2",
+            "sampling.max_response_tokens": "6",
+            "episode.step_timeout_s": "1",
+            "reward.num_processes": "0",
+        } | dict(item.split("=", 1) for item in more)
+        code = main(["train", *(f"{name}={value}" for name, value in settings.items())])
+        metrics = tmp_path / "outputs" / "r" / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.is_file() else []
+        return code, capsys.readouterr().err, json.loads(lines[-1]) if lines else {}
+
+    return run
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_run_with_an_environment_needs_no_other_setting(train, algorithm):
+    code, said, metrics = train("environment=e.py:Good", f"algorithm={algorithm}", "algorithm.minibatches=2", steps=2)
+
+    assert code == 0, said
+    assert metrics["environment/turns"] == 2.0
+    assert metrics["reward/mean"] == metrics["reward/environment"]
+    assert metrics["actor/rollout_logprob_gap"] < 1e-3
+    assert metrics["reward/num_score"] == 8.0
+
+
+def test_other_rewards_stand_beside_and_see_the_conversation(train):
+    code, said, metrics = train("environment=e.py:Good", "environment.turns=3", "reward=[e.py:about,environment]")
+
+    assert code == 0, said
+    assert metrics["reward/about"] == 3.0
+    assert metrics["reward/mean"] == pytest.approx(3.0 + metrics["reward/environment"], abs=1e-4)
+
+
+def test_evaluation_and_samples_show_the_conversation(train, assets, tmp_path, capsys):
+    code, said, _ = train("environment=e.py:Good", f"data.eval={assets.eval}")
+    assert code == 0, said
+    sample = json.loads((tmp_path / "outputs" / "r" / "samples.jsonl").read_text().splitlines()[0])
+    assert [m["role"] for m in sample["columns"]["episode_messages"]] == ["user", "assistant", "user", "assistant"]
+
+    assert main(["eval", "outputs/r", "runtime=local", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["eval/samples"] == 8.0
+
+
+FAULTS = [
+    ("Raises", "num_error", "environment 'Raises' in turn 1 of prompt 1: KeyError: 'door' (e.py:"),
+    ("Hangs", "num_timeout", "environment 'Hangs' in turn 1 of prompt 1: no answer within 1 s"),
+    ("Blocks", "num_timeout", "environment 'Blocks' in turn 2 of prompt 1: it blocks at e.py:"),
+]
+
+
+@pytest.mark.parametrize(("name", "metric", "text"), FAULTS, ids=[name for name, _, _ in FAULTS])
+@pytest.mark.parametrize("on_error", ["raise", "drop", "zero"])
+def test_what_goes_wrong_in_one_is_told_and_counted(train, caplog, name, metric, text, on_error):
+    if name == "Blocks" and on_error != "drop":
+        pytest.skip("slow, and the same as the others")
+    code, said, metrics = train(
+        f"environment=e.py:{name}", f"reward.on_error={on_error}", "sampling.samples_per_prompt=1"
+    )
+
+    if on_error == "raise":
+        assert code == 1
+        assert text in said
+        return
+    assert code == 0, said
+    assert text in caplog.text
+    assert metrics[f"reward/{metric}"] == 2.0
+    assert metrics["reward/num_score"] == 2.0
+
+
+def test_one_that_never_ends_stops_the_run_with_what_to_type(train):
+    code, said, _ = train("environment=e.py:Never", "episode.max_turns=3")
+
+    assert code == 1
+    assert "environment 'Never' in turn 3 of prompt 0: no reward, and the episode is cut: episode.max_turns=3" in said
+    assert "episode.cut_reward=0" in said
+
+
+def test_cut_episodes_are_counted_and_said(train, caplog):
+    code, said, metrics = train("environment=e.py:Never", "episode.max_turns=2", "episode.cut_reward=0")
+
+    assert code == 0, said
+    assert metrics["environment/num_out_of_turns"] == 8.0
+    assert metrics["response_length/truncated"] == 1.0
+    assert "8 of 8 episodes met episode.max_turns, the first of prompt 0" in caplog.text
+
+
+REFUSED = [
+    (["environment=calculater"], "no environment named 'calculater'."),
+    (["environment=e.py:NoStep"], "environment 'NoStep' does not meet the Environment protocol: no method step"),
+    (["environment=e.py:Needs"], "environment 'e.py:Needs' cannot be made: TypeError"),
+    (["environment=e.py:Tool"], "tool 'untyped' has no schema"),
+    (["environment=e.py:Good", "environment.turn=3"], "environment.turn: no such setting. Did you mean 'turns'?"),
+    (
+        ["environment=e.py:Good", "episode.max_turns=0"],
+        "episode.max_turns: expected 1 or more, got 0\nType  episode.max_turns=8",
+    ),
+    (["environment=e.py:Good", "episode.step_timeout_s=0"], "episode.step_timeout_s: expected more than 0"),
+    (["reward=environment"], "reward 'environment' asks for column 'episode_reward', which "),
+    (["environment=e.py:Good", "reward=exact_match"], "reward 'exact_match' asks for column 'answer', which "),
+    (["environment=e.py:Good", "model.path={plain}"], "its tokenizer has no chat template, and an environment speaks"),
+]
+
+
+@pytest.mark.parametrize(("more", "text"), REFUSED, ids=[text[:40] for _, text in REFUSED])
+def test_what_cannot_work_is_refused_before_the_start(train, assets, more, text):
+    code, said, metrics = train(*(item.format(plain=assets.model) for item in more))
+
+    assert (code, metrics) == (2, {})
+    assert text in said
+    assert "Traceback" not in said
+
+
+def test_an_algorithm_that_generates_nothing_has_no_environment(train):
+    pytest.importorskip("rlcore_algorithms")
+    code, said, _ = train("environment=e.py:Good", "algorithm=sft", "algorithm.column=digits")
+
+    assert code == 2
+    assert "generates nothing\nLeave out  environment" in said or "no such setting" in said
+
+
+def test_two_rewards_of_one_name_are_told_apart(train):
+    code, said, metrics = train("environment=e.py:Good", "reward=[environment,{name: environment, weight: 2.0}]")
+
+    assert code == 0, said
+    assert metrics["reward/environment"] == metrics["reward/environment#2"]
+    assert metrics["reward/mean"] == pytest.approx(3 * metrics["reward/environment"], abs=1e-4)
+
+
+def test_the_same_run_in_processes_of_ray(train, tmp_path):
+    code, said, metrics = train("environment=e.py:Good", "runtime=ray", "reward.num_processes=1")
+
+    assert code == 0, said
+    assert metrics["environment/turns"] == 2.0
