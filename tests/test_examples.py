@@ -232,9 +232,9 @@ def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, count,
 @pytest.mark.slow
 def test_a_tiny_model_learns_to_use_the_calculator(home, tmp_path):
     """The third of the answers that is right by chance becomes most of them, through a tool and two turns."""
-    make = "from pathlib import Path; from example_calculator.tiny import make; make(Path('tiny'), steps=450)"
+    make = "from pathlib import Path; from example_calculator.tiny import make; make(Path('tiny'))"
     call(home / "venv" / "bin" / "python", "-c", make, cwd=tmp_path, timeout=300)
-    settings = ["runtime=local", "trackers=jsonl", "run.name=r", "trainer.steps=30", "eval.every_steps=0"]
+    settings = ["runtime=local", "trackers=jsonl", "run.name=r", "trainer.steps=40", "eval.every_steps=0"]
 
     call(home / "venv" / "bin" / "rlcore", "train", "preset=calculator", *settings, cwd=tmp_path, timeout=300)
 
@@ -242,7 +242,8 @@ def test_a_tiny_model_learns_to_use_the_calculator(home, tmp_path):
     before, after = (line["eval/pass_rate"] for line in (lines[0], lines[-1]))
     steps = [line for line in lines if "reward/mean" in line]
     first, last = (sum(line["reward/mean"] for line in part) / 5 for part in (steps[:5], steps[-5:]))
-    assert before < 0.5 < after
-    assert last > first + 0.15
+    assert before < 0.5
+    assert after > max(0.6, before + 0.2)
+    assert last > first + 0.1
     assert 1.5 < steps[-1]["environment/turns"] <= 3
     assert steps[-1]["actor/rollout_logprob_gap"] < 1e-3
