@@ -27,7 +27,6 @@ MAY_IMPORT = {
     "config": "protocols data registry controller errors",
     "models": "errors",
     "rewards": "types protocols errors",
-    "environments": "types protocols",
     "workers": "types protocols data registry controller models rewards errors",
     # the built-in plugins: no part of the core names them but through the registry
     "algorithms": "types protocols data workers errors",

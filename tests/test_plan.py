@@ -687,7 +687,7 @@ HANDED_ON = {
     "data": "data/prompts.py",
     "reward": "trainer/roles.py",
     "eval": "trainer/evaluate.py",
-    "episode": "workers/episodes.py",
+    "episode": "rlcore_environments/",
     "optimizer": "backends/",
     "runtime": "controller/",
     "pools": "controller/",
@@ -697,8 +697,9 @@ HANDED_ON = {
 
 def reads():
     """(file, section or "", field) of every attribute that code of rlcore reads."""
-    root = Path(rlcore.__file__).parent
-    for path in root.rglob("*.py"):
+    core = Path(rlcore.__file__).parent
+    environments = core.parent / "plugins" / "rlcore-environments" / "src"
+    for root, path in [(home, path) for home in (core, environments) for path in home.rglob("*.py")]:
         tree = ast.parse(path.read_text())
         checks = {id(node) for f in ast.walk(tree) if getattr(f, "name", "") == "__post_init__" for node in ast.walk(f)}
         for node in ast.walk(tree):

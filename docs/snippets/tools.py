@@ -1,6 +1,6 @@
 """An environment with a tool: the model may look a word up before it answers."""
 
-from rlcore.environments.tools import ToolEnvironment
+from rlcore_environments.tools import ToolEnvironment
 
 WORDS = {"kilo": "a thousand", "mega": "a million"}
 

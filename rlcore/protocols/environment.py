@@ -1,4 +1,4 @@
-"""`Environment`: a conversation with the model in several turns; `rlcore.environments.tools` is the first example.
+"""`Environment`: a conversation with the model in several turns; the package rlcore-environments plays it.
 
 Runs beside the rollout engine, in a thread of its own, many episodes at once: await what is slow. What the model wrote is
 never tokenised again, and only that is trained on; what the environment says is context.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rlcore.types import FinishReason
+
+if TYPE_CHECKING:
+    from rlcore.registry import PluginSpec
 
 Message: TypeAlias = Mapping[str, Any]
 """As chat templates take it. Example: {"role": "user", "content": "What is 6 · 7?"}"""
@@ -37,6 +40,27 @@ class EpisodeConfig:
             raise ValueError(
                 f"step_timeout_s: expected more than 0, got {self.step_timeout_s}\nType  step_timeout_s=30"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOptions:
+    """What the rollout's worker is told of the environment; plain data, as it travels to the hosts."""
+
+    environment: PluginSpec
+    settings: bytes
+    """Of the environment, pickled: their class may come from a file that a host has not loaded yet."""
+    limits: EpisodeConfig
+    context_length: int
+    """Of the model, in tokens."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a whole conversation."""
+        return min(self.limits.max_tokens or self.context_length, self.context_length)
+
+
+DONE, OUT_OF_TURNS, OUT_OF_TOKENS, TIMEOUT, ERROR = range(5)
+"""Values of the column `episode_end`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ KNOWN_PACKAGES: dict[tuple[str, str], str] = {
     ("command", "migrate"): "rlcore-workbench",
     ("command", "new-plugin"): "rlcore-workbench",
     ("command", "try"): "rlcore-workbench",
+    ("worker", "episodes"): "rlcore-environments",
     **{("reward", name): "rlcore-rewards" for name in ("combined", "judge", "overlong", "python", "remote")},
     **{("algorithm", name): "rlcore-algorithms" for name in _ALGORITHMS.split()},
 }

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Mapping, Sequence
+import math
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcore.protocols.environment import Completion, Message
+from rlcore.protocols.environment import Completion, Message, Step
 from rlcore.testing.expect import allowed, equal
-from rlcore.workers.chat import schema
-from rlcore.workers.episodes import checked_messages, checked_step
-from rlcore.workers.stage import Stage
 
 _ODD = (
     "",
@@ -92,20 +91,19 @@ class EnvironmentContract:
         alone = [self.play(row, texts) for row, texts, _ in self.episodes()]
 
         async def together() -> list[Played]:
-            async with Stage(self.step_timeout_s) as stage:
-                return await asyncio.gather(
-                    *(self._play(stage, row, texts, False) for row, texts, _ in self.episodes())
-                )
+            return list(await asyncio.gather(*(self._play(row, texts, False) for row, texts, _ in self.episodes())))
 
         rule = "many episodes take turns in one thread; played together they went otherwise"
         with allowed(rule):
-            found = asyncio.run(together())
+            found = self.run(together())
         equal(found, alone, rule)
 
     def test_tools_have_a_schema(self) -> None:
+        from transformers.utils import get_json_schema
+
         for tool in getattr(self.make(), "tools", ()):
             with allowed("the chat template shows tools by their types and docstring"):
-                schema(tool)
+                get_json_schema(tool)
 
     def episodes(self) -> list[tuple[Mapping[str, Any], Sequence[str], float | None]]:
         """The examples, with what every row has."""
@@ -114,23 +112,40 @@ class EnvironmentContract:
     def play(self, row: Mapping[str, Any], texts: Sequence[str], *, last: bool = False) -> Played:
         """One episode in which the model writes these texts, the last of them with `completion.last` if asked."""
 
-        async def alone() -> Played:
-            async with Stage(self.step_timeout_s) as stage:
-                return await self._play(stage, row, texts, last)
+        found: Played = self.run(self._play(row, texts, last))
+        return found
 
-        return asyncio.run(alone())
+    def run(self, play: Coroutine[Any, Any, Any]) -> Any:
+        """In a thread of its own, as a step that blocks cannot be ended."""
+        told: list[Any] = []
 
-    async def _play(self, stage: Stage, row: Mapping[str, Any], texts: Sequence[str], last: bool) -> Played:
+        def target() -> None:
+            try:
+                told.append(asyncio.run(play))
+            except BaseException as error:
+                told.append(error)
+
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        thread.join(timeout=self.step_timeout_s * (1 + max(len(texts) for _, texts, _ in self.examples)))
+        assert told, f"no end within {self.step_timeout_s:g} s a step: await what is slow, and let it end"
+        if isinstance(told[0], BaseException):
+            raise told[0]
+        return told[0]
+
+    async def _play(self, row: Mapping[str, Any], texts: Sequence[str], last: bool) -> Played:
         environment = self.make()
         try:
-            played = Played(first=checked_messages(await stage.call(lambda: environment.reset(row)), "reset"))
+            async with asyncio.timeout(self.step_timeout_s):
+                played = Played(first=await environment.reset(row))
+            _check_messages(played.first)
             for turn, text in enumerate(texts):
                 completion = Completion(
                     text=text, finish_reason="stop", num_tokens=1, turn=turn, last=last and turn + 1 == len(texts)
                 )
-                step = checked_step(await stage.call(lambda said=completion: environment.step(said)))  # type: ignore[misc]
-                if not step.done and not completion.last:
-                    checked_messages(step.messages, "step")
+                async with asyncio.timeout(self.step_timeout_s):
+                    step = await environment.step(completion)
+                _check_step(step, completion.last)
                 played.steps.append(step.messages)
                 played.rewards.append(step.reward)
                 played.done = step.done
@@ -138,5 +153,23 @@ class EnvironmentContract:
                     break
         finally:
             if hasattr(environment, "close"):
-                await stage.call(environment.close)
+                await environment.close()
         return played
+
+
+def _check_messages(messages: Any) -> None:
+    assert isinstance(messages, Sequence) and not isinstance(messages, str) and messages, (
+        f"no messages: {messages!r:.80}"
+    )
+    good = all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and "content" in one for one in messages)
+    assert good, f'a message is {{"role": "user", "content": "..."}}, got {messages!r:.80}'
+    assert messages[-1]["role"] != "assistant", (
+        "the last message is the assistant's, so there is nothing left to answer"
+    )
+
+
+def _check_step(step: Any, last: bool) -> None:
+    assert isinstance(step, Step), f"step returns rlcore.Step, got {type(step).__name__}"
+    assert step.reward is None or math.isfinite(step.reward), f"a reward is a finite number or None, got {step.reward}"
+    if not step.done and not last:
+        _check_messages(step.messages)

@@ -15,16 +15,16 @@ from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
 from rlcore.hooks.manager import Hooks
 from rlcore.models.load import check_directory
+from rlcore.protocols.environment import EpisodeOptions
 from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints, hold
 from rlcore.trainer.memory import ModelSize
-from rlcore.trainer.plan import Plan, choose, make_loader
+from rlcore.trainer.plan import Chosen, Plan, choose, make_loader
 from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
 from rlcore.types import Sampling
-from rlcore.workers.episodes import EpisodeOptions
 from rlcore.workers.model import ModelOptions
 
 
@@ -144,7 +144,7 @@ def _options(plan: Plan, role: str) -> dict[str, Any]:
     config = plan.config
     if role == "rollout":
         engine = {"rollout": plan.rollout.resolved.spec, "rollout_config": plan.rollout.config, "model": config.model}
-        return engine | {"episodes": _episodes(plan)}
+        return engine | ({"episodes": _episodes(plan, plan.environment)} if plan.environment else {})
     if role == "reward":
         return {
             "rewards": plan.rewards,
@@ -155,12 +155,10 @@ def _options(plan: Plan, role: str) -> dict[str, Any]:
     return {"options": _model_options(plan, role)}
 
 
-def _episodes(plan: Plan) -> EpisodeOptions | None:
-    if plan.environment is None:
-        return None
+def _episodes(plan: Plan, environment: Chosen) -> EpisodeOptions:
     return EpisodeOptions(
-        environment=plan.environment.resolved.spec,
-        settings=pickle.dumps(plan.environment.config),
+        environment=environment.resolved.spec,
+        settings=pickle.dumps(environment.config),
         limits=plan.config.episode,
         context_length=ModelSize.read(check_directory(plan.config.model.path)).context_length,
     )

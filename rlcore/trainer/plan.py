@@ -28,7 +28,6 @@ from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, load_prompts
 from rlcore.trainer.turns import turn_takers
 from rlcore.types import STANDARD_COLUMNS
-from rlcore.workers.chat import Chat
 
 logger = logging.getLogger(__name__)
 DEFAULT_ROLE = "default"
@@ -149,8 +148,8 @@ def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
     return Chosen(resolved=resolved, config=build_plugin(section or kind, choice, resolved.object))
 
 
-def choose_environment(config: Config, roles: Collection[str]) -> Chosen | None:
-    """The environment with its settings, if there is one; its tools and the chat template are tried.
+def choose_environment(config: Config, roles: Mapping[str, Resolved]) -> Chosen | None:
+    """The environment with its settings, if there is one; the worker that plays it tries tools and chat template.
 
     Raises:
         UserError: nothing is generated in this run, or what its tools or the template lack.
@@ -170,7 +169,7 @@ def choose_environment(config: Config, roles: Collection[str]) -> Chosen | None:
             f"environment '{config.environment.name}' cannot be made: {type(error).__name__}: {error}\n"
             "It is made with its settings alone:  def __init__(self, config)"
         ) from error
-    Chat(load_tokenizer(config.model.path), getattr(instance, "tools", ()))
+    roles["rollout"].object.check_environment(instance, config.model.path)
     return chosen
 
 
@@ -222,6 +221,8 @@ def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
     always = [*_ALWAYS, *([replace(_REWARD_MODEL, model=config.reward.model)] if config.reward.model else [])]
     without |= {"reward_model"} if "reward" in without else set()
     roles = {role.name: role for role in (*algorithm.roles(), *(r for r in always if r.name not in without))}
+    if config.environment.name and "rollout" in roles:
+        roles["rollout"] = replace(roles["rollout"], worker="episodes")
     if "actor" not in roles:
         raise ConfigError("the algorithm asks for no role 'actor'; its roles() must name one")
     return sorted(roles.values(), key=lambda role: role.name not in TRAINED)

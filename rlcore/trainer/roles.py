@@ -14,6 +14,7 @@ import numpy as np
 from rlcore.config.schema import RewardConfig
 from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
+from rlcore.protocols.environment import OUT_OF_TOKENS, OUT_OF_TURNS
 from rlcore.protocols.transfer import Transfer
 from rlcore.rewards.pipeline import Settled, settle
 from rlcore.trainer.turns import Turns
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rlcore.workers.rollout import RolloutWorker
 
 
-_CUT = {1: ("out_of_turns", "episode.max_turns"), 2: ("out_of_tokens", "their limit of tokens")}
+_CUT = {OUT_OF_TURNS: ("out_of_turns", "episode.max_turns"), OUT_OF_TOKENS: ("out_of_tokens", "their limit of tokens")}
 """`episode_end` -> name of its metric, and what was met. Time-outs and errors are counted with those of rewards."""
 
 

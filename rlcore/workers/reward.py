@@ -12,12 +12,12 @@ import torch
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.models.load import load_tokenizer
+from rlcore.protocols.environment import TIMEOUT
 from rlcore.protocols.reward import SAMPLE_FIELDS
 from rlcore.protocols.worker import WorkerContext
 from rlcore.rewards.executor import RewardExecutor, RewardSpec
 from rlcore.rewards.pipeline import Outcome, Status
 from rlcore.workers.base import Worker
-from rlcore.workers.episodes import TIMEOUT
 
 PART_PREFIX = "reward:"
 """Row columns `reward:<name>` hold the score of each reward, NaN where it has none."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import pickle
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,15 +13,12 @@ from torch import Tensor
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
-from rlcore.errors import ConfigError
-from rlcore.models.load import load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
 from rlcore.types import Request, Sample, Sampling
 from rlcore.workers.base import Worker
-from rlcore.workers.episodes import EpisodeOptions, episodes_batch, run_episodes
 
 
 class RolloutWorker(Worker):
@@ -36,7 +31,6 @@ class RolloutWorker(Worker):
         rollout: PluginSpec,
         rollout_config: Any,
         model: ModelConfig,
-        episodes: EpisodeOptions | None = None,
     ) -> None:
         super().__init__(context)
         engine_class: Any = load(rollout, rank=context.rank, host=context.host)
@@ -46,32 +40,15 @@ class RolloutWorker(Worker):
             context=RolloutContext(rank=context.rank, world_size=context.world_size, device=context.device),
         )
         self.mesh = self.engine.mesh
-        self._episodes, self._model_path = episodes, model.path
-        if episodes:
-            environment_class: Any = load(episodes.environment, rank=context.rank, host=context.host)
-            self._make_environment = functools.partial(environment_class, pickle.loads(episodes.settings))
-        if episodes and self.mesh.world_size > self.mesh.dp_size:
-            raise ConfigError(
-                "environments need engines of one rank: the ranks of a larger one would have to ask the same things in"
-                " step\nGive each engine one device, or use one that runs behind a server:  rollout.url=…"
-            )
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
         """n samples for each prompt, side by side in prompt order; row columns of the prompts are repeated.
 
         `prompts` has `input_ids` and the row columns `group_id` and `seed`. Adds `loss_mask`, `rollout_log_probs`,
-        `sample_id`, `policy_version`, `num_loss_tokens` and `finish_reason`; of an environment, what episodes.py has.
+        `sample_id`, `policy_version`, `num_loss_tokens` and `finish_reason`.
         """
-        requests = _requests(prompts, sampling, samples_per_prompt)
-        if self._episodes is not None:
-            repeated = prompts.repeat(samples_per_prompt)
-            tokenizer = load_tokenizer(self._model_path)
-            rows = _rows(repeated)
-            played = asyncio.run(
-                run_episodes(self.engine, self._make_environment, self._episodes, tokenizer, rows, requests)
-            )
-            return episodes_batch(repeated, samples_per_prompt, played)
+        requests = requests_of(prompts, sampling, samples_per_prompt)
         samples = asyncio.run(_drain(self.engine, requests))
         if len(samples) < len(requests):
             return prompts.take([])  # not collected: the engine's samples come from another rank
@@ -95,7 +72,8 @@ class RolloutWorker(Worker):
         self.engine.close()
 
 
-def _requests(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> list[Request]:
+def requests_of(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> list[Request]:
+    """n requests for each prompt, each with a seed of its own."""
     offsets = prompts.offsets().tolist()
     ids = prompts["input_ids"].tolist()
     texts = [ids[start:stop] for start, stop in pairwise(offsets)]
@@ -105,13 +83,6 @@ def _requests(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> li
     return [
         Request(request_id=i, prompt_ids=text, sampling=sampling, seed=seed) for i, (text, seed) in enumerate(drawn)
     ]
-
-
-def _rows(prompts: Batch) -> list[dict[str, Any]]:
-    """The columns of the data set, for environments."""
-    names = [it for it in prompts.columns if prompts.level(it) != "token" and it not in ("seed", "group_id")]
-    columns = {name: prompts[name].tolist() for name in names}
-    return [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
 
 
 async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:

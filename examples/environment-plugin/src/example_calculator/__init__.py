@@ -17,7 +17,7 @@ import operator
 import re
 from dataclasses import dataclass
 
-from rlcore.environments.tools import ToolEnvironment
+from rlcore_environments.tools import ToolEnvironment
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

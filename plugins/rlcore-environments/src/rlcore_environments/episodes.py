@@ -20,33 +20,24 @@ import torch
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
 from rlcore.errors import SampleError
-from rlcore.protocols.environment import Completion, EpisodeConfig, Message, Step
+from rlcore.protocols.environment import (
+    DONE,
+    ERROR,
+    OUT_OF_TOKENS,
+    OUT_OF_TURNS,
+    TIMEOUT,
+    Completion,
+    EpisodeOptions,
+    Message,
+    Step,
+)
 from rlcore.protocols.rollout import Rollout
-from rlcore.registry import PluginSpec
 from rlcore.types import Request, Sample
-from rlcore.workers.chat import Chat
-from rlcore.workers.stage import Stage, TooManyBlocked
+from rlcore_environments.chat import Chat
+from rlcore_environments.stage import Stage, TooManyBlocked
 
-DONE, OUT_OF_TURNS, OUT_OF_TOKENS, TIMEOUT, ERROR = range(5)
-"""Values of the column `episode_end`."""
 _MAX_CALLS: Final = 8
 """Calls of the engine that overlap; what is asked meanwhile goes into the next one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeOptions:
-    """What a rollout worker needs to run episodes; plain data, as it travels to the hosts."""
-
-    environment: PluginSpec
-    settings: bytes
-    """Of the environment, pickled: their class may come from a file that a host has not loaded yet."""
-    limits: EpisodeConfig
-    context_length: int
-    """Of the model, in tokens."""
-
-    @property
-    def max_tokens(self) -> int:
-        return min(self.limits.max_tokens or self.context_length, self.context_length)
 
 
 @dataclass(slots=True, kw_only=True)

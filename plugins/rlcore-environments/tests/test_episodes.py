@@ -9,6 +9,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from rlcore_environments import stage as stages
+from rlcore_environments.chat import Chat
+from rlcore_environments.episodes import (
+    DONE,
+    ERROR,
+    OUT_OF_TOKENS,
+    OUT_OF_TURNS,
+    TIMEOUT,
+    EpisodeOptions,
+    Turns,
+    episodes_batch,
+    run_episodes,
+)
+from rlcore_environments.stage import Stage
 
 from rlcore import Batch, Completion, Request, Sampling, Step
 from rlcore.data.prompts import PromptBuilder, PromptOptions
@@ -21,20 +35,6 @@ from rlcore.registry import resolve
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing import FakeConfig, FakeRollout
 from rlcore.testing.model import small_model
-from rlcore.workers import stage as stages
-from rlcore.workers.chat import Chat
-from rlcore.workers.episodes import (
-    DONE,
-    ERROR,
-    OUT_OF_TOKENS,
-    OUT_OF_TURNS,
-    TIMEOUT,
-    EpisodeOptions,
-    Turns,
-    episodes_batch,
-    run_episodes,
-)
-from rlcore.workers.stage import Stage
 
 TEMPLATE = (
     "{% if tools %}tools {% for tool in tools %}{{ tool.function.name }} {% endfor %}\n{% endif %}"

@@ -1,1 +1,0 @@
-"""Bases of environments."""
