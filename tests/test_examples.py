@@ -149,9 +149,11 @@ def test_grpo_from_scratch_draws_what_its_reward_is_about():
 
 # The example packages, from wheels, where nothing else of this tree is.
 
-PACKAGES = {"core": ROOT, "workbench": ROOT / "plugins" / "rlcore-workbench"} | {
-    name: EXAMPLES / name for name in ("reward-plugin", "algorithm-plugin", "environment-plugin")
-}
+PACKAGES = (
+    {"core": ROOT}
+    | {name: ROOT / "plugins" / f"rlcore-{name}" for name in ("workbench", "environments")}
+    | {name: EXAMPLES / name for name in ("reward-plugin", "algorithm-plugin", "environment-plugin")}
+)
 _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "outputs", "plugins", "tests", "examples")
 
 

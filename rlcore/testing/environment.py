@@ -6,7 +6,8 @@ import asyncio
 import copy
 import math
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +116,10 @@ class EnvironmentContract:
         found: Played = self.run(self._play(row, texts, last))
         return found
 
+    @property
+    def _late(self) -> str:
+        return f"no answer within {self.step_timeout_s:g} s a step: await what is slow, so that other episodes go on"
+
     def run(self, play: Coroutine[Any, Any, Any]) -> Any:
         """In a thread of its own, as a step that blocks cannot be ended."""
         told: list[Any] = []
@@ -128,23 +133,28 @@ class EnvironmentContract:
         thread = threading.Thread(target=target, daemon=True)
         thread.start()
         thread.join(timeout=self.step_timeout_s * (1 + max(len(texts) for _, texts, _ in self.examples)))
-        assert told, f"no end within {self.step_timeout_s:g} s a step: await what is slow, and let it end"
+        assert told, self._late
         if isinstance(told[0], BaseException):
             raise told[0]
         return told[0]
 
+    async def _in_time(self, answer: Awaitable[Any]) -> Any:
+        start = time.monotonic()
+        async with asyncio.timeout(self.step_timeout_s):
+            found = await answer
+        assert time.monotonic() - start <= self.step_timeout_s, self._late
+        return found
+
     async def _play(self, row: Mapping[str, Any], texts: Sequence[str], last: bool) -> Played:
         environment = self.make()
         try:
-            async with asyncio.timeout(self.step_timeout_s):
-                played = Played(first=await environment.reset(row))
+            played = Played(first=await self._in_time(environment.reset(row)))
             _check_messages(played.first)
             for turn, text in enumerate(texts):
                 completion = Completion(
                     text=text, finish_reason="stop", num_tokens=1, turn=turn, last=last and turn + 1 == len(texts)
                 )
-                async with asyncio.timeout(self.step_timeout_s):
-                    step = await environment.step(completion)
+                step = await self._in_time(environment.step(completion))
                 _check_step(step, completion.last)
                 played.steps.append(step.messages)
                 played.rewards.append(step.reward)
