@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.errors import InfrastructureError, ModelError, NumericalError, SampleError
+from rlcore.errors import InfrastructureError, ModelError, NumericalError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import cache
 from rlcore.rollouts.cache import Decode, KeyValueCache, Prefill
+from rlcore.rollouts.checks import Limits
 from rlcore.rollouts.sampler import SamplingArrays, draw
 from rlcore.types import FinishReason, Mesh, Request, Sample
 
@@ -58,9 +60,11 @@ class HFRollout:
         self._model: Any = load_model(model.path, device=context.device, dtype=dtype, attention="eager")
         self._model.requires_grad_(False)
         text_config = self._model.config.get_text_config()
-        self._vocab_size = int(text_config.vocab_size)
-        self._context_length: int | None = getattr(text_config, "max_position_embeddings", None)
         self._end_ids = _end_ids(self._model)
+        longest = getattr(text_config, "max_position_embeddings", None) or sys.maxsize
+        self._limits = Limits(
+            vocab_size=int(text_config.vocab_size), context_length=longest, end_ids=tuple(sorted(self._end_ids))
+        )
         _use_cached_attention(self._model)
         self._version = 0
         self._num_loads = 0
@@ -157,28 +161,8 @@ class HFRollout:
 
     def _row(self, request: Request) -> _Row:
         """The request with its limits; what cannot run is refused here."""
-        sampling, num_prompt = request.sampling, len(request.prompt_ids)
-        name = f"request {request.request_id}"
-        if not num_prompt:
-            raise SampleError(f"{name} has an empty prompt\nGive it one token at least, such as the tokenizer's bos.")
-        wrong = [token for token in request.prompt_ids if not 0 <= token < self._vocab_size]
-        if wrong:
-            raise SampleError(
-                f"{name}: token id {wrong[0]} is not among the {self._vocab_size} of the model\n"
-                "Use the tokenizer of model.path for the prompts."
-            )
-        if sampling.max_response_tokens < 1:
-            raise SampleError(
-                f"{name}: max_response_tokens={sampling.max_response_tokens}\nAsk for one token at least."
-            )
-        room = sampling.max_response_tokens
-        if self._context_length is not None:
-            room = min(room, self._context_length - num_prompt)
-        if room < 1:
-            raise SampleError(
-                f"{name}: a prompt of {num_prompt} tokens leaves no room in a context of {self._context_length}\n"
-                f"Type  data.max_prompt_tokens={(self._context_length or 0) - 1} data.overlong=drop"
-            )
+        room = self._limits.room(request)
+        sampling = request.sampling
         return _Row(request, room, self._end_ids | set(sampling.stop_token_ids), self._decoder(sampling.stop))
 
     def _decoder(self, stop: Sequence[str]) -> Callable[[list[int]], str] | None:

@@ -193,7 +193,7 @@ def test_only_what_the_model_wrote_is_in_the_mask_and_it_is_as_the_engine_drew_i
         (episode,) = [it for it in episodes if it.token_ids[:start] == list(asked.prompt_ids)]
         assert episode.token_ids[start : start + len(drawn)] == drawn
         assert all(episode.mask[start : start + len(drawn)])
-        assert all(x < 0 for x in episode.log_probs[start : start + len(drawn)])
+        assert all(x <= 0 for x in episode.log_probs[start : start + len(drawn)])
         num_drawn += len(drawn)
     assert sum(sum(it.mask) for it in episodes) == num_drawn
     assert all(x == 0.0 for it in episodes for x, seen in zip(it.log_probs, it.mask) if not seen)
