@@ -109,7 +109,7 @@ def written(paths, tmp_path_factory):
     """(reports of the ranks by grid, directory with one checkpoint for each)"""
     directory, reports = tmp_path_factory.mktemp("written"), {}
     for world, grids in ((2, ["tensor", "plain", "half", "critic", "experts"]), (4, ["tensor-and-data"])):
-        found = run_ranks(world, write, directory, paths, grids, preload=PRELOAD)
+        found = run_ranks(world, write, directory, paths, grids, preload=PRELOAD, timeout_s=300)
         (directory / "rendezvous").unlink(missing_ok=True)
         reports |= {grid: [one[grid] for one in found] for grid in grids}
     return reports, directory
@@ -140,7 +140,7 @@ def resumed(paths, written, tmp_path_factory):
     def run(world):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"resumed{world}")
-            found = run_ranks(world, read, directory, paths, PAIRS[world], written[1], preload=PRELOAD)
+            found = run_ranks(world, read, directory, paths, PAIRS[world], written[1], preload=PRELOAD, timeout_s=300)
             made[world] = found, directory
         return made[world]
 

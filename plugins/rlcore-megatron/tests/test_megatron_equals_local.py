@@ -119,7 +119,10 @@ def runs(paths, tmp_path_factory):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"world{world}")
             names = [name for name, (worlds, *_) in CASES.items() if world in worlds]
-            made[world] = run_ranks(world, some_steps, directory, names, paths, preload=PRELOAD), directory
+            made[world] = (
+                run_ranks(world, some_steps, directory, names, paths, preload=PRELOAD, timeout_s=300),
+                directory,
+            )
         return made[world]
 
     return run
