@@ -142,10 +142,11 @@ def _entries(distribution: Any, package: str) -> list[Entry]:
     if PREFIX not in (distribution.read_text("entry_points.txt") or ""):
         return []
     points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
-    requires = _requires_rlcore(distribution.requires or []) if points else ""
+    if not points:
+        return []
+    version, requires = distribution.version, _requires_rlcore(distribution.requires or [])  # each parses the metadata
     return [
-        Entry(point.group.removeprefix(PREFIX), point.name, package, distribution.version, point.value, requires)
-        for point in points
+        Entry(point.group.removeprefix(PREFIX), point.name, package, version, point.value, requires) for point in points
     ]
 
 
