@@ -200,12 +200,17 @@ def test_nothing_heavy_and_no_plugin_is_imported(site, command):
     assert loaded & {*heavy, "broken_one", "slow_one", "far_one", "alpha_one", "vague"} == set()
 
 
-def test_the_list_costs_less_than_150_ms_of_cpu_over_an_empty_program(site):
-    bare = min(_cpu_seconds(["-c", "pass"], site) for _ in range(3))
+LIBRARIES = "import argparse, dataclasses, json, importlib_metadata, packaging.requirements, packaging.specifiers"
 
-    listed = min(_cpu_seconds(["-m", "rlcore", "list-plugins"], site) for _ in range(4))
 
-    assert listed - bare < 0.15, f"{listed:.3f} s against {bare:.3f} s"
+def test_the_list_costs_less_than_three_times_what_its_libraries_cost_to_import(site):
+    """In CPU time over an empty program, side by side, as machines differ: 85 ms and 135 ms on one of them."""
+    bare, libraries, listed = (
+        min(_cpu_seconds(arguments, site) for _ in range(4))
+        for arguments in (["-c", "pass"], ["-c", LIBRARIES], ["-m", "rlcore", "list-plugins"])
+    )
+
+    assert listed - bare < 3 * (libraries - bare), f"{listed:.3f} s, {libraries:.3f} s, {bare:.3f} s"
 
 
 def _cpu_seconds(arguments: list[str], site: Path) -> float:

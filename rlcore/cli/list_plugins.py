@@ -6,10 +6,12 @@ import argparse
 import functools
 import importlib.util
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rlcore import __version__
 from rlcore.errors import ConfigError, did_you_mean
@@ -22,6 +24,7 @@ examples:
   rlcore list-plugins --all                        with known plugins that are not installed
   rlcore list-plugins --freeze > plugins.txt       one set for every node: pip install -r plugins.txt
 """
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,6 @@ def _lacking(package: str) -> tuple[str, ...]:
     """What the package requires and is not there: neither a distribution nor a module of that name, as some libraries are
     published under several names. Versions are for the plugin to compare when it starts."""
     import importlib_metadata as metadata
-    from packaging.requirements import InvalidRequirement, Requirement
 
     try:
         lines = metadata.requires(package) or []
@@ -133,19 +135,31 @@ def _lacking(package: str) -> tuple[str, ...]:
         return ()
     lacking = []
     for line in lines:
-        try:
-            wanted = Requirement(line)
-        except InvalidRequirement:
-            continue  # pip refuses to install it; `rlcore doctor --plugins` shows what that means
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
-            continue
-        if importlib.util.find_spec(wanted.name.replace("-", "_").replace(".", "_")) is not None:
+        name, condition = _NAME.match(line), line.partition(";")[2]
+        if (
+            name is None
+            or "extra ==" in condition
+            or importlib.util.find_spec(re.sub(r"[-.]", "_", name[0])) is not None
+        ):
+            continue  # what is no requirement at all is for pip to refuse; to parse the rest costs most of this command
+        wanted = _requirement(line)
+        if wanted is None or (wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})):
             continue
         try:
             metadata.version(wanted.name)
         except metadata.PackageNotFoundError:
             lacking.append(f"{wanted.name}{wanted.specifier}")
     return tuple(lacking)
+
+
+def _requirement(line: str) -> Any:
+    """None where pip would refuse it; `rlcore doctor --plugins` shows what that means."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(line)
+    except InvalidRequirement:
+        return None
 
 
 def _table(rows: Sequence[Row]) -> str:
