@@ -83,6 +83,29 @@ def test_ray_and_local_give_the_same_bits(tmp_path, algorithm):
     assert metrics(tmp_path / "local") == metrics(tmp_path / "ray")
 
 
+def test_an_algorithm_of_a_file_takes_its_own_settings_to_the_hosts(tmp_path):
+    code = """
+from dataclasses import dataclass
+from rlcore.algorithms.grpo import GRPO, GRPOConfig
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MineConfig(GRPOConfig):
+    boost: float = 1.0
+
+class Mine(GRPO):
+    Config = MineConfig
+
+    def loss(self, out, batch):
+        terms = super().loss(out, batch)
+        terms.metrics["boost"] = 0 * out.log_probs.detach() + self.config.boost
+        return terms
+"""
+    (tmp_path / "my.algorithm.py").write_text(code)
+    mine = [f"algorithm={tmp_path}/my.algorithm.py:Mine", "algorithm.boost=2.5"]
+    train(settings(tmp_path, *mine, "runtime=ray", steps=1), dry_run=False)
+    assert metrics(tmp_path)[1]["actor/boost"] == 2.5
+
+
 def test_split_pools_give_the_same_bits_as_one(tmp_path):
     train(settings(tmp_path / "one"), dry_run=False)
     train(settings(tmp_path / "two", "runtime=ray", "placement=split"), dry_run=False)

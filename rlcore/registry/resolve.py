@@ -6,15 +6,17 @@ compares versions, so every rank runs what the controller chose.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
 import re
 import sys
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from rlcore.errors import PluginError, did_you_mean, did_you_mean_path
 from rlcore.registry import errors
@@ -195,22 +197,31 @@ def _attribute(module: Any, path: str) -> Any:
     return found
 
 
+class _Files(MetaPathFinder):
+    """Files as modules that are named by their place: so what they define pickles by reference, and can be unpickled in a
+    process that has not loaded the plugin yet."""
+
+    @staticmethod
+    def name_of(path: str) -> str:
+        return _FILE + quote(path).replace(".", "%2E")
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if not fullname.startswith(_FILE):
+            return None
+        place = unquote(fullname.removeprefix(_FILE))
+        spec = importlib.util.spec_from_file_location(fullname, place)
+        if spec is None:
+            raise ImportError(f"{place} is not a Python file")
+        return spec
+
+
+_FILE = "rlcore_file:"
+sys.meta_path.append(_Files())
+
+
 def _load_file(path: str) -> Any:
-    """A file as a module under a stable name, so that what it defines pickles by reference."""
-    name = f"rlcore_file_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    """A file as a module."""
+    return importlib.import_module(_Files.name_of(path))
 
 
 def _lies_beside(place: str, module: str) -> bool:
