@@ -47,8 +47,8 @@ class EpisodeOptions:
     """What the rollout's worker is told of the environment; plain data, as it travels to the hosts."""
 
     environment: PluginSpec
-    settings: bytes
-    """Of the environment, pickled: their class may come from a file that a host has not loaded yet."""
+    settings: Any
+    """Of the environment."""
     limits: EpisodeConfig
     context_length: int
     """Of the model, in tokens."""

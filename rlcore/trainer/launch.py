@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -158,7 +157,7 @@ def _options(plan: Plan, role: str) -> dict[str, Any]:
 def _episodes(plan: Plan, environment: Chosen) -> EpisodeOptions:
     return EpisodeOptions(
         environment=environment.resolved.spec,
-        settings=pickle.dumps(environment.config),
+        settings=environment.config,
         limits=plan.config.episode,
         context_length=ModelSize.read(check_directory(plan.config.model.path)).context_length,
     )

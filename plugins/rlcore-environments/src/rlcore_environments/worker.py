@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import pickle
 from typing import Any
 
 from rlcore import dispatch
@@ -28,7 +27,7 @@ class EpisodeWorker(RolloutWorker):
         self._episodes = episodes
         self._tokenizer = load_tokenizer(engine["model"].path)
         environment_class: Any = load(episodes.environment, rank=context.rank, host=context.host)
-        self._make = functools.partial(environment_class, pickle.loads(episodes.settings))
+        self._make = functools.partial(environment_class, episodes.settings)
         if self.mesh.world_size > self.mesh.dp_size:
             raise ConfigError(
                 "environments need engines of one rank: the ranks of a larger one would have to ask the same things in"
