@@ -38,6 +38,9 @@ def main() -> None:
         group = spawn(Echo, runtime, role=f"echo{size}", pool=f"pool{size}")
         latency = _median(group.noop, 200)
         _say(f"no-op call of a group, {size} workers", f"{latency * 1e3:.2f} ms", "1.5 ms" if size == 2 else "")
+        plain = [ray.remote(PlainActor).options(num_cpus=0).remote() for _ in range(size)]
+        bare = _median(lambda: ray.get([actor.noop.remote() for actor in plain], timeout=120), 200)  # noqa: B023
+        _say(f"  the same with bare Ray, {size} actors", f"{bare * 1e3:.2f} ms")
         if size == 1:
             _move(group)
             _controller_bytes(group)
@@ -75,6 +78,11 @@ def _move(group: Echo) -> None:
         found = group.echo(batch).fetch(*names)
         assert found[0][-1] == columns[INTEGERS[0]][-1]
 
+    def through_bare_ray() -> None:
+        refs = ray.get(actor.put_back.remote([ray.put(array) for array in flat]), timeout=120)
+        found = ray.get(refs, timeout=120)
+        assert found[0][-1] == columns[INTEGERS[0]][-1]
+
     def through_torch_save() -> None:
         reply = ray.get(actor.echo.remote(saved(padded)), timeout=120)
         found = torch.load(io.BytesIO(reply), weights_only=True)
@@ -90,7 +98,7 @@ def _move(group: Echo) -> None:
         for target, array in zip(targets, flat):
             np.copyto(target, array)
 
-    ways = {"torch.save": through_torch_save, "rlcore": through_rlcore, "copy": copied_once}
+    ways = {"torch.save": through_torch_save, "rlcore": through_rlcore, "bare": through_bare_ray, "copy": copied_once}
     ways["new copy"] = copied_into_new_memory
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
@@ -103,11 +111,13 @@ def _move(group: Echo) -> None:
         ("copy", "  one copy of the bytes, into memory that is there"),
         ("new copy", "  one copy of the bytes, into new memory"),
         ("rlcore", "  controller → worker → controller, rlcore"),
+        ("bare", "  the same columns, bare Ray"),
         ("torch.save", "  the same, padded, torch.save"),
     ):
         _say(label, f"{best[name] * 1e3:.0f} ms")
     _say("  torch.save / rlcore", f"{best['torch.save'] / best['rlcore']:.1f} ×", "≥ 10 ×")
     _say("  rlcore / one copy into memory that is there", f"{best['rlcore'] / best['copy']:.2f} ×", "≤ 2 ×")
+    _say("  rlcore / bare Ray", f"{best['rlcore'] / best['bare']:.2f} ×")
     _say("  rlcore / one copy into new memory", f"{best['rlcore'] / best['new copy']:.2f} ×")
 
 

@@ -1,6 +1,8 @@
 """Batch: its rules, its errors, and the surprises of a well-known batch type, each of which ends well here."""
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +26,23 @@ def test_columns_keep_their_level_and_dtype():
     assert batch["reward"].dtype == torch.float32
     assert batch["prompt_id"].dtype == torch.int64
     assert batch["answer"].tolist() == ["a", "b", "c"]
+
+
+def test_columns_come_as_tensordicts_of_the_same_memory():
+    batch = make()
+
+    assert tuple(batch.rows.batch_size) == (3,)
+    assert tuple(batch.tokens.batch_size) == (6,)
+    assert set(batch.rows.keys()) == {"reward", "prompt_id"}
+    assert batch.tokens["input_ids"].data_ptr() == batch["input_ids"].data_ptr()
+
+
+def test_a_host_starts_without_the_compiler_that_tensordict_brings():
+    program = (
+        "import sys, rlcore.controller.host; sys.exit(sum(m in sys.modules for m in ('tensordict', 'torch._dynamo')))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def test_take_reorders_rows_with_their_tokens():

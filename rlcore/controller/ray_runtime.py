@@ -66,7 +66,7 @@ class _RayHost:
     def __init__(self, info: HostInfo) -> None:
         self._host = Host(info, RayStore())
 
-    def act(self, action: str, *args: Any) -> Any:
+    def act(self, action: str, args: tuple[Any, ...] = ()) -> Any:  # in one: Ray serializes each argument by itself
         return getattr(self._host, action)(*args)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
@@ -109,7 +109,7 @@ class RayRuntime:
         return str(self.wait([handle], f"pool {pool}", self.config.start_timeout_s)[0])
 
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
-        handle = self._actors[pool][rank].act.remote(action, *args)
+        handle = self._actors[pool][rank].act.remote(action, args)
         self._labels[handle] = (pool, rank)
         return handle
 

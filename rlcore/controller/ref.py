@@ -123,15 +123,15 @@ class BatchRef(_Base):  # type: ignore[misc]
     def publish(cls, batch: Batch, store: Store) -> BatchRef:
         """Leave the columns of a Batch in the store, and keep what is small."""
         lengths = batch.lengths.numpy()
-        token_names, object_names = list(batch.tokens.keys()), list(batch.objects)
-        values = [batch.tokens.get(n) for n in token_names] + [list(batch.objects[n]) for n in object_names]
+        token_names, object_names = list(batch.token_columns), list(batch.objects)
+        values = [batch.token_columns[n] for n in token_names] + [list(batch.objects[n]) for n in object_names]
         refs = store.put(values)
         levels = ["token"] * len(token_names) + ["object"] * len(object_names)
         far = {
             name: FarColumn(level, (Part(ref, lengths),))
             for name, level, ref in zip(token_names + object_names, levels, refs)
         }
-        near = {name: column.cpu().numpy() for name, column in batch.rows.items()}
+        near = {name: column.cpu().numpy() for name, column in batch.row_columns.items()}
         return cls(lengths, near, far, store)
 
     def __len__(self) -> int:
