@@ -1,6 +1,7 @@
-"""Write docs/reference.md from the code:  python docs/make_reference.py
+"""Write docs/reference.md and docs/contracts.md from the code:  python docs/make_reference.py
 
-Protocols, hooks, columns, settings with their defaults, and errors, each with the words that stand in the source.
+Protocols, hooks, columns, settings with their defaults, and errors, each with the words that stand in the source; and the
+tests that every plugin of a kind has to pass, each with the faults that it is known to find.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from rlcore.registry import errors as plugin_errors
 from rlcore.types import STANDARD_COLUMNS
 
 TARGET = Path(__file__).with_name("reference.md")
+CONTRACTS = Path(__file__).with_name("contracts.md")
 CHOSEN = {
     "algorithm": ["rlcore.algorithms.grpo:GRPOConfig", "rlcore.algorithms.ppo:PPOConfig"],
     "backend": ["rlcore.backends.local:LocalConfig"],
@@ -54,6 +57,32 @@ def reference() -> str:
         "An indented class is a kind of the one above. A `UserError` ends a command with exit code 2, all others with 1.",
         "\n".join(error_tree()),
     ]
+    return "\n\n".join(parts) + "\n"
+
+
+def contracts() -> str:
+    """The page of contract tests; the mutants stand in tests/test_mutants.py, which runs them."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.test_mutants import MUTANTS, SUITES
+
+    parts = [
+        "# Contract tests",
+        "Written by `python docs/make_reference.py` from the code; do not edit.",
+        "A plugin passes its kind's tests with `rlcore check KIND NAME`, or inherits them in four lines from"
+        " `rlcore.testing`. Each of these tests is itself tested: `tests/test_mutants.py` runs it against plugins with one"
+        f" deliberate fault each, {len(MUTANTS)} in all, and it must fail with words that say what is asked for.",
+    ]
+    for suite in SUITES:
+        own = [name for name in vars(suite) if name.startswith("test_")]
+        faults = {
+            name: [f for test, f, mutant in MUTANTS if test == name and issubclass(mutant, suite)] for name in own
+        }
+        rows = [(name, ", ".join(dict.fromkeys(faults[name]))) for name in own]
+        parts += [
+            f"## `{suite.__name__}`",
+            clean(suite.__doc__).split("\n\n")[0],
+            table(("test", "faults that it found"), rows),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -164,5 +193,6 @@ def clean(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(reference(), encoding="utf-8")
-    print(f"{TARGET} is written")
+    for target, text in ((TARGET, reference()), (CONTRACTS, contracts())):
+        target.write_text(text, encoding="utf-8")
+        print(f"{target} is written")

@@ -162,6 +162,12 @@ def test_the_reference_is_that_of_the_code():
     assert (DOCS / "reference.md").read_text() == make.reference(), "type  python docs/make_reference.py"
 
 
+def test_the_list_of_contract_tests_and_their_mutants_is_that_of_the_code():
+    make = load(DOCS / "make_reference.py")
+
+    assert make.CONTRACTS.read_text() == make.contracts(), "type  python docs/make_reference.py"
+
+
 def test_the_reference_names_every_setting_hook_column_and_error():
     text = (DOCS / "reference.md").read_text()
     config = build(Config, {"model": {"path": "p"}, "data": {"train": "t"}})

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "controller": "types protocols data registry errors",
     "config": "protocols data registry controller errors",
     "models": "errors",
-    "rewards": "types protocols errors",
+    "rewards": "types protocols registry errors",
     "workers": "types protocols data registry controller models rewards errors",
     # the built-in plugins: no part of the core names them but through the registry
     "algorithms": "types protocols data workers errors",

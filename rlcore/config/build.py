@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_orig
 
 from rlcore.config.schema import Choice, RewardItem
 from rlcore.errors import ConfigError, did_you_mean
+from rlcore.protocols.reward import Relative
 
 T = TypeVar("T")
 
@@ -191,7 +192,8 @@ def _choice(kind: type[Choice] | type[RewardItem], value: Any, key: str) -> Choi
     if twice := sorted(set(explicit) & set(options)):
         raise ConfigError(f"{key}.{twice[0]}: given twice, also under options\nLeave out one of them.")
     weight = _convert(float, value.get("weight", 1.0), _join(key, "weight"), 1.0)
-    return RewardItem(name=value["name"], weight=weight, options=explicit | options)
+    how = _convert(Relative, value.get("relative", "no"), _join(key, "relative"), "no")
+    return RewardItem(name=value["name"], weight=weight, relative=how, options=explicit | options)
 
 
 def _check_keys(given: Mapping[Any, Any] | Sequence[Any], known: list[str], key: str) -> None:

@@ -16,6 +16,7 @@ from rlcore.data.prompts import PromptOptions
 from rlcore.errors import require
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 from rlcore.protocols.environment import EpisodeConfig
+from rlcore.protocols.reward import Relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,8 @@ class RewardItem:
     name: str
     """A registered name, module:function or file.py:function."""
     weight: float = 1.0
+    relative: Relative = "no"
+    """Against the other samples of the prompt, before the weight: mean, std or rank."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 SAMPLE_FIELDS: tuple[str, ...] = ("prompt", "completion", "num_tokens", "finish_reason", "prompt_id", "sample_id")
 """What a reward may ask for besides the columns of the data set: `prompt` (text or messages), `num_tokens` (of the
 response), `finish_reason` ("stop", "length" or "abort")."""
+
+Relative = Literal["no", "mean", "std", "rank"]
+"""How a score is set against those of the other samples of its prompt; see `rlcore.rewards.relative`."""
 
 
 @dataclass(frozen=True, slots=True)

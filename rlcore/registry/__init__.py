@@ -1,6 +1,17 @@
 """Choose one by name: plugins are found by package metadata, listed without import, imported when chosen."""
 
 from rlcore.registry.catalog import KINDS, Catalog, Entry, catalog, refresh
-from rlcore.registry.resolve import PluginSpec, Resolved, load, resolve
+from rlcore.registry.resolve import PluginSpec, Resolved, import_place, load, resolve
 
-__all__ = ["KINDS", "Catalog", "Entry", "PluginSpec", "Resolved", "catalog", "load", "refresh", "resolve"]
+__all__ = [
+    "KINDS",
+    "Catalog",
+    "Entry",
+    "PluginSpec",
+    "Resolved",
+    "catalog",
+    "import_place",
+    "load",
+    "refresh",
+    "resolve",
+]

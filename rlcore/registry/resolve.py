@@ -166,7 +166,7 @@ def _import(entry: Entry) -> Any:
     if not colon and entry.kind not in MODULE_KINDS:
         raise errors.no_such_target(entry, "':' with a name after the module")
     try:
-        module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+        module = import_place(place)
         plugin = _attribute(module, attribute) if colon else module
     except ModuleNotFoundError as error:
         missing = error.name or ""
@@ -197,6 +197,9 @@ def _attribute(module: Any, path: str) -> Any:
     return found
 
 
+_FILE = "rlcore_file:"
+
+
 class _Files(MetaPathFinder):
     """Files as modules that are named by their place: so what they define pickles by reference, and can be unpickled in a
     process that has not loaded the plugin yet."""
@@ -215,13 +218,12 @@ class _Files(MetaPathFinder):
         return spec
 
 
-_FILE = "rlcore_file:"
 sys.meta_path.append(_Files())
 
 
-def _load_file(path: str) -> Any:
-    """A file as a module."""
-    return importlib.import_module(_Files.name_of(path))
+def import_place(place: str) -> Any:
+    """Import `package.module`, or `/absolute/file.py`, once in a process."""
+    return importlib.import_module(_Files.name_of(place) if place.endswith(".py") else place)
 
 
 def _lies_beside(place: str, module: str) -> bool:

@@ -8,9 +8,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
@@ -21,12 +18,11 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlcore.errors import ConfigError, RlcoreError, SampleError, UserError, did_you_mean
-from rlcore.protocols.reward import RewardResult
+from rlcore.protocols.reward import Relative, RewardResult
+from rlcore.registry import import_place
 from rlcore.rewards.pipeline import Part, timed_out
 from rlcore.rewards.signature import RewardFunction, Row, Signature, arguments, list_arguments, read_signature
 
@@ -49,6 +45,7 @@ class RewardSpec:
     """`module:attr` or `/absolute/file.py:attr`."""
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     weight: float = 1.0
+    relative: Relative = "no"
 
 
 def load_target(target: str) -> Any:
@@ -58,30 +55,13 @@ def load_target(target: str) -> Any:
         raise ConfigError(
             f"{target!r} is not the place of a reward\nType module:function or /path/to/file.py:function."
         )
-    module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    if place.endswith(".py") and not os.path.isfile(place):
+        raise ConfigError(f"there is no file {place}\nType the path of a file that exists.")
+    module = import_place(place)
     if not hasattr(module, attribute):
         known = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         raise ConfigError(f"{place} has no {attribute!r}.{did_you_mean(attribute, known)}\nIt has: {', '.join(known)}")
     return getattr(module, attribute)
-
-
-def _load_file(path: str) -> ModuleType:
-    if not os.path.isfile(path):
-        raise ConfigError(f"there is no file {path}\nType the path of a file that exists.")
-    name = f"rlcore_file_{Path(path).stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec, f"no loader for {path}"
-    assert spec.loader, f"no loader for {path}"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def build_reward(spec: RewardSpec) -> RewardFunction:

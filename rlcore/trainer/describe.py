@@ -9,6 +9,7 @@ from rlcore.controller.runtime import resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
+from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.memory import (
     ModelSize,
     activation_bytes,
@@ -47,10 +48,14 @@ def describe(plan: Plan) -> list[str]:
         f"{config.reward.num_processes} processes" if config.reward.num_processes else "in its host, without time-out"
     )
     if plan.rewards:
-        lines += [f"reward     {' + '.join(f'{r.weight:g} × {r.name}' for r in plan.rewards)} ({where})"]
+        lines += [f"reward     {' + '.join(_part(r) for r in plan.rewards)} ({where})"]
     lines += ["trackers   " + (", ".join(tracker.resolved.name for tracker in plan.trackers) or "none")]
     lines += [f"runtime    {config.runtime.name}", *_arithmetic(plan), *_memory(plan)]
     return lines
+
+
+def _part(reward: RewardSpec) -> str:
+    return f"{reward.weight:g} × {reward.name}" + (f" (relative: {reward.relative})" if reward.relative != "no" else "")
 
 
 def _plugin_line(kind: str, resolved: object) -> str:

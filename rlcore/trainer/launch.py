@@ -99,6 +99,7 @@ def start_roles(
         sampling=sampling(config),
         samples_per_prompt=config.sampling.samples_per_prompt,
         reward=config.reward,
+        rewards=plan.rewards,
         on_scored=on_scored,
     )
     if turns:

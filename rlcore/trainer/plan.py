@@ -279,7 +279,15 @@ def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
         resolved = resolve("reward", item.name)
         twins = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
         name = f"{resolved.name}#{twins + 1}" if twins else resolved.name
-        specs.append(RewardSpec(name=name, target=resolved.target, options=dict(item.options), weight=item.weight))
+        specs.append(
+            RewardSpec(
+                name=name,
+                target=resolved.target,
+                options=dict(item.options),
+                weight=item.weight,
+                relative=item.relative,
+            )
+        )
     return tuple(specs)
 
 

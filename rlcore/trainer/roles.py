@@ -17,6 +17,8 @@ from rlcore.data.batch import Batch
 from rlcore.protocols.environment import OUT_OF_TOKENS, OUT_OF_TURNS
 from rlcore.protocols.transfer import Transfer
 from rlcore.rewards.pipeline import Settled, settle
+from rlcore.rewards.relative import relative
+from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.turns import Turns
 from rlcore.types import Mean, Metrics, Sampling
 from rlcore.workers.reward import PART_PREFIX, outcomes
@@ -49,6 +51,7 @@ class Roles:
         sampling: Sampling,
         samples_per_prompt: int,
         reward: RewardConfig,
+        rewards: Sequence[RewardSpec] = (),
         on_scored: Callable[[Batch], None],
     ) -> None:
         self.groups = dict(groups)
@@ -62,6 +65,7 @@ class Roles:
         self.turns: Turns | None = None
         self._num_samples = self._num_tokens = 0
         self._reward_config = reward
+        self._relative = [spec for spec in rewards if spec.relative != "no"]
         self._on_scored = on_scored
 
     def __getattr__(self, name: str) -> Any:
@@ -118,7 +122,17 @@ class Roles:
         else:
             logger.warning("no sample of this step has a reward; nothing is learned from it")
         self._on_scored(scored)
+        values += self._against_their_groups(scored)
         return scored.with_rows(reward=values).take(np.flatnonzero(keep))
+
+    def _against_their_groups(self, scored: Batch) -> np.ndarray:
+        """[B] what `relative` of the rewards changes in the sum of those samples that have a score."""
+        change = np.zeros(len(scored), dtype=np.float32)
+        for spec in self._relative:
+            total, part, group_id = (x.numpy() for x in scored.fetch("reward", PART_PREFIX + spec.name, "group_id"))
+            part = np.where(np.isnan(total), np.nan, part)
+            change += spec.weight * np.nan_to_num(relative(part, group_id, spec.relative) - part).astype(np.float32)
+        return change
 
     def judge(self, samples: Batch) -> Batch:
         """The samples with what the reward model, if there is one, and the rewards say about them."""

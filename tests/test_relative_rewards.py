@@ -1,0 +1,97 @@
+"""Rewards against the other samples of their prompt: hand-worked tables, and that a step is trained on them."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rlcore.config.build import build
+from rlcore.config.schema import RewardConfig
+from rlcore.data.batch import Batch
+from rlcore.errors import ConfigError
+from rlcore.rewards.relative import relative
+from rlcore.rewards.scorer import RewardSpec
+from rlcore.trainer.roles import Roles
+from rlcore.types import Sampling
+
+NAN = math.nan
+SCORES = np.array([1.0, 10.0, 3.0, 30.0, NAN, 10.0, 7.0])
+GROUPS = np.array([0, 1, 0, 1, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("mean", [-1, -20 / 3, 1, 40 / 3, NAN, -20 / 3, 0]),
+        ("std", [-1 / math.sqrt(2), -1 / math.sqrt(3), 1 / math.sqrt(2), 2 / math.sqrt(3), NAN, -1 / math.sqrt(3), 0]),
+        ("rank", [0, 0.25, 1, 1, NAN, 0.25, 0.5]),
+    ],
+)
+def test_scores_against_their_group(how, expected):
+    np.testing.assert_allclose(relative(SCORES, GROUPS, how), expected, rtol=1e-5)
+    assert SCORES[0] == 1.0, "the scores themselves are left as they were"
+
+
+@pytest.mark.parametrize("how", ["mean", "std"])
+def test_equal_scores_have_no_advantage(how):
+    assert relative(np.full(4, 0.1), np.zeros(4), how).tolist() == [0.0] * 4
+
+
+class TwoRewards:
+    """A reward role with two scores for each of four samples of two prompts; the third sample failed."""
+
+    def score(self, samples):
+        return Batch.of(
+            lengths=samples.lengths,
+            rows={
+                "reward": [4.0, 8.0, NAN, 5.0],
+                "reward_status": [0, 0, 3, 0],
+                "reward_has_note": [False, False, True, False],
+                "reward_note": [None, None, ("short", "broken", {}), None],
+                "reward:right": [0.0, 0.0, 1.0, 1.0],
+                "reward:short": [2.0, 4.0, 9.0, 2.0],
+            },
+        )
+
+
+@pytest.mark.parametrize(
+    ("on_error", "kept", "rewards"), [("zero", [0, 1, 2, 3], [-2, 2, 0, 1]), ("drop", [0, 1, 3], [-2, 2, 1])]
+)
+def test_a_step_is_trained_on_relative_scores_and_tells_the_plain_ones(on_error, kept, rewards):
+    """right + 2 × short: 4, 8 and 5 become 0 + 2 × (-1), 0 + 2 × 1 and, alone with a score, 1 + 2 × 0."""
+    seen = []
+    roles = Roles(
+        {"reward": TwoRewards()},
+        sampling=Sampling(),
+        samples_per_prompt=2,
+        reward=RewardConfig(on_error=on_error),
+        rewards=[
+            RewardSpec(name="right", target="m:right"),
+            RewardSpec(name="short", target="m:short", weight=2.0, relative="mean"),
+        ],
+        on_scored=seen.append,
+    )
+    samples = Batch.of(
+        lengths=[1] * 4,
+        tokens={"input_ids": [5] * 4},
+        rows={"sample_id": [0, 1, 2, 3], "group_id": [0, 0, 1, 1], "prompt_id": [0, 0, 1, 1], "truncated": [False] * 4},
+    )
+
+    scored = roles.score(samples)
+
+    assert scored["sample_id"].tolist() == kept
+    assert scored["reward"].tolist() == rewards
+    assert seen[0]["reward"].tolist()[:2] == [4.0, 8.0]
+    metrics = {name: mean.value for name, mean in roles.take_metrics().items()}
+    assert metrics["reward/mean"] == pytest.approx(17 / len(kept))
+
+
+def test_relative_is_a_setting_of_each_reward():
+    items = build(RewardConfig, {"items": [{"name": "length", "relative": "rank", "max": 9}]}, "reward").items
+
+    assert (items[0].relative, items[0].options) == ("rank", {"max": 9})
+
+
+def test_an_unknown_way_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"reward\.items\[0\]\.relative: expected one of no, mean, std, rank; got 'best'"):
+        build(RewardConfig, {"items": [{"name": "length", "relative": "best"}]}, "reward")
