@@ -93,5 +93,7 @@ def test_relative_is_a_setting_of_each_reward():
 
 
 def test_an_unknown_way_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"reward\.items\[0\]\.relative: expected one of no, mean, std, rank; got 'best'"):
+    with pytest.raises(
+        ConfigError, match=r"reward\.items\[0\]\.relative: expected one of no, mean, std, rank; got 'best'"
+    ):
         build(RewardConfig, {"items": [{"name": "length", "relative": "best"}]}, "reward")
