@@ -1,0 +1,263 @@
+"""Our formulas beside the functions of verl and TRL, on the same random numbers: how far are values and gradients apart?
+
+    pip install verl trl -e plugins/rlcore-algorithms      (in an environment of its own; neither is needed by rlcore)
+    python benchmarks/parity.py
+
+Everything is float64 where the other side allows it. What differs by intention stands in the last column.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from rlcore_algorithms.cispo import CISPO
+from rlcore_algorithms.dr_grpo import DrGRPO
+from rlcore_algorithms.estimators import ROW_ESTIMATORS, returns_to_go
+from rlcore_algorithms.gmpo import GMPO
+from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.sapo import SAPO
+from torch import Tensor
+
+from rlcore.algorithms.advantages import gae, group_normalised
+from rlcore.algorithms.grpo import GRPO
+from rlcore.algorithms.kl import kl_estimate
+from rlcore.algorithms.losses import clipped_value_loss
+from rlcore.data.batch import Batch
+from rlcore.rewards.relative import relative
+from rlcore.types import LossTerms
+from rlcore.workers.averaging import count, reduce_terms
+
+ROWS, TOKENS, GROUP = 24, 17, 4
+WIDE = {"clip_low": 0.2, "clip_high": 0.28}
+Row = tuple[str, str, float, str]
+
+
+class Table:
+    """Random responses, padded [ROWS, TOKENS] as others hold them, and end to end as rlcore does."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        self.lengths = torch.randint(1, TOKENS + 1, (ROWS,), generator=generator)
+        self.mask = torch.arange(TOKENS) < self.lengths[:, None]
+        self.old = -1.5 + normal(ROWS, TOKENS)
+        self.new = self.old + 0.4 * normal(ROWS, TOKENS)
+        self.ref = self.old + 0.3 * normal(ROWS, TOKENS)
+        self.values = normal(ROWS, TOKENS)
+        self.old_values = self.values + 0.5 * normal(ROWS, TOKENS)
+        self.reward = normal(ROWS)
+        self.advantage = normal(ROWS)
+        self.group_id = torch.arange(ROWS) // GROUP
+        self.token_rewards = torch.zeros(ROWS, TOKENS, dtype=torch.float64)
+        self.token_rewards[torch.arange(ROWS), self.lengths - 1] = self.reward
+
+    def batch(self) -> Batch:
+        return Batch.of(
+            lengths=self.lengths,
+            tokens={"loss_mask": torch.ones(int(self.lengths.sum()), dtype=torch.bool)},
+            rows={"advantage": self.advantage},
+        )
+
+    def loss(self, algorithm: Any) -> tuple[Tensor, Tensor]:
+        """Value, and gradient by token, of an algorithm's policy loss."""
+        new = self.new[self.mask].requires_grad_()
+        terms, _ = algorithm.policy_loss(new, self.old[self.mask], self.batch())
+        whole = LossTerms(terms=terms, average=algorithm.config.average)
+        value = reduce_terms(whole, self.batch(), count(self.lengths))
+        return value.detach(), torch.autograd.grad(value, new)[0]
+
+    def padded(self, formula: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Value, and gradient by token, of a formula over padded log-probs."""
+        new = self.new.clone().requires_grad_()
+        value = formula(new)
+        return value.detach(), torch.autograd.grad(value, new)[0][self.mask]
+
+
+def main() -> None:
+    print("| formula | other implementation | largest difference | why |\n|---|---|---|---|")
+    for package, rows in (("verl", with_verl), ("trl", with_trl)):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            print(f"| | {package} is not installed | | |")
+            continue
+        for what, other, difference, why in rows(Table()):
+            print(f"| {what} | {package} {version}: `{other}` | {difference:.1e} | {why} |", flush=True)
+
+
+def with_verl(table: Table) -> Iterator[Row]:
+    core: Any = importlib.import_module("verl.trainer.ppo.core_algos")
+    config: Any = importlib.import_module("verl.workers.config").ActorConfig
+    mask, index = table.mask.double(), table.group_id.numpy()
+    rewards = {"token_level_rewards": table.token_rewards, "response_mask": mask}
+    grouped = {**rewards, "index": index}
+
+    def advantage(name: str, found: Tensor, why: str = "", **arguments: Any) -> Row:
+        function = getattr(core, f"compute_{name}_advantage")
+        wanted = function(**{key: _copy(value) for key, value in arguments.items()})[0][table.mask]
+        found = found.repeat_interleave(table.lengths) if len(found) == ROWS else found
+        return f"advantages of {name.removesuffix('_outcome')}", function.__name__, _apart(found, wanted), why
+
+    group = (table.reward, table.group_id, table.lengths)
+    yield advantage("grpo_outcome", group_normalised(*group[:2]), "float32 here", **grouped)
+    centred = group_normalised(*group[:2], by_std=False)
+    unscaled = {"norm_adv_by_std_in_grpo": False}
+    name, other, far, why = advantage("grpo_outcome", centred, "float32 here", **grouped, **unscaled)
+    yield f"{name}, not scaled (Dr. GRPO)", other, far, why
+    yield advantage("rloo_outcome", ROW_ESTIMATORS["rloo"](*group), **grouped)
+    yield advantage("opo_outcome", ROW_ESTIMATORS["opo"](*group), **grouped)
+    yield advantage("gpg_outcome", ROW_ESTIMATORS["gpg"](*group), **grouped)
+    bessel = "verl divides by n - 1 tokens, the paper's batch statistics by n"
+    yield advantage(
+        "reinforce_plus_plus_baseline_outcome",
+        ROW_ESTIMATORS["reinforce_plus_plus_baseline"](*group),
+        bessel,
+        **grouped,
+    )
+    end_to_end = table.token_rewards[table.mask], table.batch()["loss_mask"], table.lengths
+    returns = returns_to_go(*end_to_end, 0.9)
+    discounted = core.compute_reinforce_plus_plus_outcome_advantage(**rewards, config=SimpleNamespace(gamma=0.9))[1]
+    yield (
+        "returns of reinforce_plus_plus, gamma 0.9",
+        "compute_reinforce_plus_plus_outcome_advantage",
+        _apart(returns, discounted[table.mask]),
+        "",
+    )
+    _, ours = gae(end_to_end[0], table.values[table.mask], *end_to_end[1:], gamma=0.99, lam=0.95)
+    _, theirs = core.compute_gae_advantage_return(table.token_rewards, table.values, mask, 0.99, 0.95)
+    yield (
+        "returns of GAE, gamma 0.99, lambda 0.95",
+        "compute_gae_advantage_return",
+        _apart(ours, theirs[table.mask]),
+        "",
+    )
+
+    for name, algorithm, settings in (
+        ("vanilla", GRPO(GRPO.Config(**WIDE, dual_clip=3.0)), {"clip_ratio_c": 3.0}),
+        ("gspo", GSPO(GSPO.Config(**WIDE)), {}),
+        ("geo_mean", GMPO(GMPO.Config()), {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}),
+        ("cispo", CISPO(CISPO.Config(clip_low=0.2, clip_high=0.28)), {}),
+        ("sapo", SAPO(SAPO.Config()), {"tau_pos": 1.0, "tau_neg": 1.05}),
+    ):
+        given = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **settings}
+        actor = config(strategy="fsdp", rollout_n=GROUP, use_dynamic_bsz=True, **given)
+        function = core.get_policy_loss_fn(name)
+        wide = table.advantage[:, None].expand(-1, TOKENS)
+        mode = algorithm.config.average
+
+        def formula(new: Tensor) -> Tensor:
+            return function(table.old, new, wide, mask, mode, actor)[0]  # noqa: B023
+
+        why = "verl adds 1e-8 to the length of a response" if mode == "seq-mean-token-mean" else ""
+        yield _loss(name, function.__name__, table.loss(algorithm), table.padded(formula), why)
+
+    for ours, theirs in (("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")):
+        found = kl_estimate(table.new[table.mask], table.ref[table.mask], ours)
+        far = _apart(found, core.kl_penalty_forward(table.new, table.ref, theirs)[table.mask])
+        yield f"KL estimate {ours}", f"kl_penalty({theirs})", far, "verl bounds k3 at 10" if ours == "k3" else ""
+    returns = table.values + 1
+    terms, _ = clipped_value_loss(*(x[table.mask] for x in (table.values, table.old_values, returns)), clip=0.2)
+    wanted, _ = core.compute_value_loss(table.values, returns, table.old_values, mask, 0.2)
+    yield "clipped value loss", "compute_value_loss", _apart(terms.mean(), wanted), ""
+    wanted = torch.zeros(ROWS, dtype=torch.float64)
+    found = np.zeros(ROWS)
+    for part in (table.reward, table.advantage):
+        one_token = {"token_level_rewards": part[:, None].clone(), "response_mask": torch.ones(ROWS, 1)}
+        wanted += core.compute_grpo_outcome_advantage(**one_token, index=index)[0][:, 0]
+        found += relative(part.numpy(), index, "std")
+    far = _apart(torch.from_numpy(found), wanted)
+    yield "two rewards with relative=std", "compute_grpo_outcome_advantage of each (GDPO)", far, ""
+
+
+def with_trl(table: Table) -> Iterator[Row]:
+    trainer: Any = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
+    for what, algorithm, settings in (
+        ("dapo", GRPO(GRPO.Config(**WIDE)), {}),
+        ("grpo", GRPO(GRPO.Config(**WIDE, average="seq-mean-token-mean")), {}),
+        ("dr_grpo", DrGRPO(DrGRPO.Config(**WIDE)), {}),
+        ("grpo", GSPO(GSPO.Config(**WIDE)), {"importance_sampling_level": "sequence"}),
+        ("cispo", CISPO(CISPO.Config(clip_high=0.28)), {"epsilon_high": 1.28}),
+        ("sapo", SAPO(SAPO.Config()), {}),
+    ):
+        value, gradient = table.loss(algorithm)
+        wanted = table.padded(lambda new: _trl_loss(trainer, table, new, what, settings))  # noqa: B023
+        why = ""
+        if what == "dr_grpo":  # the sum over tokens, which TRL divides by the longest possible response
+            value, gradient, why = value / TOKENS, gradient / TOKENS, "after dividing ours by the limit of tokens"
+        level = f", {settings['importance_sampling_level']} level" if "importance_sampling_level" in settings else ""
+        name = type(algorithm).__name__
+        yield _loss(name, f"GRPOTrainer(loss_type={what}{level})", (value, gradient), wanted, why)
+
+
+def _trl_loss(trainer: Any, table: Table, new: Tensor, loss_type: str, settings: dict[str, Any]) -> Tensor:
+    """The trainer's own method, on an object that has what it reads."""
+    trainer_state: dict[str, Any] = {
+        "loss_type": loss_type,
+        "importance_sampling_level": "token",
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.28,
+        "beta": 0.0,
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "use_vllm": False,
+        "aux_loss_enabled": False,
+        "aux_loss_coef": 0.0,
+        "_entropy_bonus_enabled": False,
+        "current_gradient_accumulation_steps": 1,
+        "max_completion_length": TOKENS,
+        "model": SimpleNamespace(training=True),
+        "args": SimpleNamespace(
+            delta=None,
+            sapo_temperature_pos=1.0,
+            sapo_temperature_neg=1.05,
+            steps_per_generation=1,
+            use_bias_correction_kl=False,
+        ),
+        "accelerator": SimpleNamespace(
+            num_processes=1, gather=lambda value: value.reshape(-1), reduce=lambda value, reduction: value
+        ),
+        "_metrics": {"train": _Metrics()},
+        "_get_per_token_logps_and_entropies": lambda *_, **__: (new, torch.zeros_like(new), None),
+        **settings,
+    }
+    inputs = {
+        "prompt_ids": torch.zeros(ROWS, 1, dtype=torch.int64),
+        "prompt_mask": torch.ones(ROWS, 1, dtype=torch.int64),
+        "completion_ids": torch.zeros(ROWS, TOKENS, dtype=torch.int64),
+        "completion_mask": table.mask.long(),
+        "advantages": table.advantage,
+        "old_per_token_logps": table.old,
+        "num_items_in_batch": table.mask.sum(),
+    }
+    return trainer._compute_loss(SimpleNamespace(**trainer_state), None, inputs)
+
+
+class _Metrics(dict):
+    def __missing__(self, name: str) -> list[Any]:
+        return self.setdefault(name, [])
+
+
+def _loss(what: str, other: str, found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], why: str = "") -> Row:
+    assert float(wanted[1].abs().max()) > 0, f"{other} has no gradient"
+    return f"loss and gradient of {what}", other, max(map(_apart, found, wanted)), why
+
+
+def _apart(found: Tensor, wanted: Tensor) -> float:
+    assert found.shape == wanted.shape, (found.shape, wanted.shape)
+    return float((found.double() - wanted.double()).abs().max())
+
+
+def _copy(value: Any) -> Any:
+    """Some of those functions write into what they are given."""
+    return value.clone() if isinstance(value, Tensor) else value.copy() if isinstance(value, np.ndarray) else value
+
+
+if __name__ == "__main__":
+    main()
