@@ -114,7 +114,7 @@ def with_verl(table: Table) -> Iterator[Row]:
     yield advantage("rloo_outcome", ROW_ESTIMATORS["rloo"](*group), **grouped)
     yield advantage("opo_outcome", ROW_ESTIMATORS["opo"](*group), **grouped)
     yield advantage("gpg_outcome", ROW_ESTIMATORS["gpg"](*group), **grouped)
-    bessel = "verl divides by n - 1 tokens, the paper's batch statistics by n"
+    bessel = "verl's variance divides by n - 1 tokens, ours by n"
     yield advantage(
         "reinforce_plus_plus_baseline_outcome",
         ROW_ESTIMATORS["reinforce_plus_plus_baseline"](*group),

@@ -165,6 +165,27 @@ def hf(model_path):
     return HFRollout(HFConfig(), model=ModelConfig(path=model_path), context=RolloutContext())
 
 
+class Remembers(FakeRollout):
+    """Notes the seed of every request."""
+
+    def generate(self, requests):
+        self.seeds = [*getattr(self, "seeds", []), *(request.seed for request in requests)]
+        return super().generate(requests)
+
+
+def test_every_turn_draws_with_a_seed_of_its_own_and_the_same_one_again(model_path, tokenizer):
+    found = []
+    for num in (4, 2):  # neighbours change nothing
+        engine = Remembers(FakeConfig(), model=ModelConfig(path=model_path), context=RolloutContext())
+        play(engine, tokenizer, num=num)
+        found.append(engine.seeds)
+
+    assert sorted(found[0])[:4] == [100, 101, 102, 103], "the first turn has the seed of the request"
+    assert len(set(found[0])) == len(found[0]) == 4 * 3
+    assert len(found[1]) == 2 * 3
+    assert set(found[1]) < set(found[0])
+
+
 def test_the_first_prompt_has_the_tokens_of_single_turn_training(tokenizer):
     messages = [{"role": "system", "content": "a b"}, {"role": "user", "content": "sort 312="}]
 
