@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -452,3 +453,15 @@ def test_doctor_goes_on_where_ray_is_not_installed(monkeypatch):
     ) as caught:
         machine.CHECKS["ray start"]("")
     assert caught.value.fix == "pip install ray"
+
+
+@pytest.mark.parametrize("command", ["list-plugins", "config"])
+def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "rlcore", command], stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+
+    assert (done.returncode, done.stderr) == (141, b"")

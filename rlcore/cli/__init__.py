@@ -1,11 +1,13 @@
 """The command `rlcore`. Each sub-command is one module of this package with `main(argv) -> int`, imported when it is typed.
 
 Exit codes: 0; 1 the run failed; 2 the input is wrong (message only, traceback with --traceback); 130 ctrl-C,
-also when the run wrote its checkpoint. SIGTERM: 0 when the run wrote its checkpoint, 143 before its first step.
+also when the run wrote its checkpoint; 141 nobody reads the output any more. SIGTERM: 0 when the run wrote its
+checkpoint, 143 before its first step.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,10 +40,15 @@ def _guarded(name: str, arguments: list[str]) -> int:
     from rlcore.errors import RlcoreError, UserError
 
     try:
-        return _command(name, arguments)
+        code = _command(name, arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read the output has seen enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except RlcoreError as error:
         if "--traceback" in arguments:
             import traceback
