@@ -194,4 +194,4 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("advantage", "row", "float32", "advantage of the whole response", "algorithm"),
 )
 
-RESERVED_COLUMNS: frozenset[str] = frozenset(column.name for column in STANDARD_COLUMNS)
+RESERVED_COLUMNS: frozenset[str] = frozenset(column.name for column in STANDARD_COLUMNS) | {"num_tokens"}

@@ -270,6 +270,12 @@ DATA = {
         "1 of 2 prompts have more than data.max_prompt_tokens=4 tokens; the first is {here}/d.jsonl:2",
         "data.overlong=truncate, or data.overlong=drop",
     ),
+    "a prompt beyond the model's context": (
+        "data.max_prompt_tokens=9999",
+        [GOOD, {"prompt": "One day " * 999}],
+        "{here}/d.jsonl: its longest prompt has ",
+        "data.overlong=drop",
+    ),
 }  # fmt: skip
 
 

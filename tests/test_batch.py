@@ -68,6 +68,19 @@ def test_take_refuses_rows_that_are_not_there(index):
         make().take(index)
 
 
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (2, 1), (0, 4)])
+def test_slice_refuses_rows_that_are_not_there(start, stop):
+    with pytest.raises(IndexError, match=f"rows {start}:{stop} of a batch with 3 rows"):
+        make().slice(start, stop)
+
+
+def test_take_names_the_row_that_is_not_there():
+    with pytest.raises(IndexError, match="row -5 of a batch"):
+        make().take([0, -5])
+    with pytest.raises(IndexError, match="a mask of"):
+        make().take(torch.ones(3, 3, dtype=torch.bool))
+
+
 def test_split_and_cat_are_inverse_for_every_cut():
     batch = make()
 

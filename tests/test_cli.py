@@ -17,6 +17,7 @@ import pytest
 from rlcore.cli import COMMANDS, isolated, main
 from rlcore.cli.doctor import SETTINGS, Finding, check_all
 from rlcore.cli.settings import check_settings
+from rlcore.cli.train import _new_name
 from rlcore.config.compose import compose
 from rlcore.config.schema import Config
 from rlcore.errors import UserError
@@ -465,3 +466,12 @@ def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(command
         )
 
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_dry_run_may_stand_anywhere_and_a_preset_file_lends_its_name(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [item for item in TINY if not item.startswith(("preset", "run.name"))]
+
+    assert main(["train", "--dry-run", "preset=quickstart", *given]) == 0
+    assert main(["train", "preset=quickstart", "--dry-run", *given]) == 0
+    assert _new_name(compose([*given, "preset=quickstart"]).config, ["+preset=conf/mine.yaml"]).startswith("mine-")

@@ -140,12 +140,6 @@ class TestRegex(RewardContract):
     examples = (({"completion": "<answer>4</answer>"}, 1.0), ({"completion": "4"}, 0.0))
 
 
-class TestMentions(RewardContract):
-    target = "rlcore.rewards.match:Mentions"
-    options = {"word": "whale"}  # noqa: RUF012
-    examples = (({"completion": "A Whale!"}, 1.0), ({"completion": "A Whale", "finish_reason": "length"}, 0.5))
-
-
 class TestLength(RewardContract):
     target = "rlcore.rewards.length:Length"
     options = {"max": 4}  # noqa: RUF012

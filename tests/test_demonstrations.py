@@ -216,7 +216,7 @@ def test_no_prompts_have_no_demonstrations(assets):
 
 
 def test_further_prompts_come_from_the_data_in_order_and_are_noted_in_the_ledger():
-    loader = PromptLoader(5, 2, seed=1, shuffle=False)
+    loader = PromptLoader(5, seed=1, shuffle=False)
     data = Batch.of(lengths=[1] * 5, tokens={"input_ids": [10, 11, 12, 13, 14]}, rows={"prompt_id": range(5)})
     run = SimpleNamespace(loader=loader, prompts=data, positions=[])
 

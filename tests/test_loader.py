@@ -26,29 +26,27 @@ def test_seeds_are_the_documented_mix():
 
 
 def test_order_and_seeds_are_fixed_for_ever():
-    loader = PromptLoader(num_prompts=5, prompts_per_step=3, seed=0)
+    loader = PromptLoader(num_prompts=5, seed=0)
 
-    steps = [[issued.prompt_id for issued in loader.next_step()] for _ in range(4)]
+    steps = [[issued.prompt_id for issued in loader.issue(3)] for _ in range(4)]
 
     assert steps == [[0, 2, 1], [4, 3, 3], [2, 4, 1], [0, 2, 1]]
-    assert PromptLoader(5, 3, 0).issue(1) == [
-        Issued(prompt_id=0, epoch=0, position=0, request_seed=6017775124710473527)
-    ]
+    assert PromptLoader(5, 0).issue(1) == [Issued(prompt_id=0, epoch=0, position=0, request_seed=6017775124710473527)]
 
 
 def test_without_shuffle_the_order_is_that_of_the_data():
-    loader = PromptLoader(num_prompts=3, prompts_per_step=4, seed=7, shuffle=False)
+    loader = PromptLoader(num_prompts=3, seed=7, shuffle=False)
 
-    assert [(one.epoch, one.prompt_id) for one in loader.next_step()] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert [(one.epoch, one.prompt_id) for one in loader.issue(4)] == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
 @QUICK
 @given(num_prompts=sizes, prompts_per_step=sizes, seed=seeds, epochs=st.integers(1, 4))
 def test_each_epoch_takes_every_prompt_once(num_prompts, prompts_per_step, seed, epochs):
-    loader = PromptLoader(num_prompts, prompts_per_step, seed)
+    loader = PromptLoader(num_prompts, seed)
     taken = []
     while len(taken) < epochs * num_prompts:
-        step = loader.next_step()
+        step = loader.issue(prompts_per_step)
         assert len(step) == prompts_per_step
         taken += step
 
@@ -60,7 +58,7 @@ def test_each_epoch_takes_every_prompt_once(num_prompts, prompts_per_step, seed,
 
 def test_seed_and_epoch_change_the_order():
     orders = {
-        tuple(one.prompt_id for one in PromptLoader(50, 50, seed).issue(100)[start : start + 50])
+        tuple(one.prompt_id for one in PromptLoader(50, seed).issue(100)[start : start + 50])
         for seed in (0, 1, 2)
         for start in (0, 50)
     }
@@ -76,8 +74,8 @@ def test_seed_and_epoch_change_the_order():
 )
 def test_kill_at_any_point_consumes_each_position_once_in_order(num_prompts, seed, actions):
     """A model of a run: what is issued after a kill is what was outstanding, in order, then what follows."""
-    loader = PromptLoader(num_prompts, 4, seed)
-    reference = {one.position: one for one in PromptLoader(num_prompts, 4, seed).issue(12 * 40)}
+    loader = PromptLoader(num_prompts, seed)
+    reference = {one.position: one for one in PromptLoader(num_prompts, seed).issue(12 * 40)}
     in_flight, finished, consumed, waiting, next_position = [], [], [], [], 0
     for action, count in actions:
         if action == "issue":
@@ -97,30 +95,25 @@ def test_kill_at_any_point_consumes_each_position_once_in_order(num_prompts, see
             consumed += done
         else:
             state = through_json(loader.state_dict())
-            loader = PromptLoader(num_prompts, 4, seed)
+            loader = PromptLoader(num_prompts, seed)
             loader.load_state_dict(state)
             waiting, in_flight, finished = sorted(waiting + in_flight + finished), [], []
             assert loader.state_dict() == state
         assert loader.outstanding == sorted(waiting + in_flight + finished)
-        assert (loader.num_issued, loader.num_finished, loader.num_consumed) == (
-            len(in_flight) + len(finished) + len(consumed),
-            len(finished) + len(consumed),
-            len(consumed),
-        )
     assert len(set(consumed)) == len(consumed)
     assert sorted(consumed + loader.outstanding) == list(range(next_position))
 
 
 def test_state_over_its_own_loader_gives_up_what_is_outstanding():
-    loader = PromptLoader(10, 4, seed=3)
-    first = loader.next_step()
+    loader = PromptLoader(10, seed=3)
+    first = loader.issue(4)
     loader.finish([0, 1])
     loader.consume([1])
 
     loader.load_state_dict(loader.state_dict())
 
-    assert [one.position for one in loader.next_step()] == [0, 2, 3, 4]
-    assert PromptLoader(10, 4, seed=3).next_step() == first
+    assert [one.position for one in loader.issue(4)] == [0, 2, 3, 4]
+    assert PromptLoader(10, seed=3).issue(4) == first
 
 
 @pytest.mark.parametrize(
@@ -134,15 +127,19 @@ def test_state_over_its_own_loader_gives_up_what_is_outstanding():
     ids=["never issued", "finished twice", "named twice", "not finished"],
 )
 def test_wrong_entry_in_the_ledger_is_loud_and_changes_nothing(call, problem):
-    loader = PromptLoader(4, 2, seed=0)
-    loader.next_step()
+    loader = PromptLoader(4, seed=0)
+    loader.issue(2)
     loader.finish([1])
-    before = (loader.num_issued, loader.num_finished, loader.num_consumed)
+    loader.consume([1])
+    loader.issue(1)
+    loader.finish([2])
+    before = loader.state_dict()
 
     with pytest.raises(ValueError, match=problem):
         call(loader)
 
-    assert (loader.num_issued, loader.num_finished, loader.num_consumed) == before == (2, 1, 0)
+    assert loader.state_dict() == before
+    assert loader.outstanding == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_wrong_entry_in_the_ledger_is_loud_and_changes_nothing(call, problem):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_state_of_another_run_is_refused(changed, first_line):
-    made_with = {"num_prompts": 8, "prompts_per_step": 2, "seed": 5, "fingerprint": "aa"}
+    made_with = {"num_prompts": 8, "seed": 5, "fingerprint": "aa"}
     state = PromptLoader(**made_with).state_dict()
 
     with pytest.raises(ConfigError) as caught:
@@ -166,16 +163,15 @@ def test_state_of_another_run_is_refused(changed, first_line):
 
 
 def test_prompts_per_step_may_change_on_resume():
-    loader = PromptLoader(8, 3, seed=5)
-    loader.next_step()
-    other = PromptLoader(8, 2, seed=5)
+    loader = PromptLoader(8, seed=5)
+    loader.issue(3)
+    other = PromptLoader(8, seed=5)
 
     other.load_state_dict(through_json(loader.state_dict()))
 
-    assert [one.position for step in (1, 2) for one in other.next_step()] == [0, 1, 2, 3]
+    assert [one.position for step in (1, 2) for one in other.issue(2)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("num_prompts", "prompts_per_step"), [(0, 1), (1, 0)])
-def test_sizes_below_one_are_refused(num_prompts, prompts_per_step):
+def test_no_prompts_are_refused():
     with pytest.raises(ConfigError):
-        PromptLoader(num_prompts, prompts_per_step, seed=0)
+        PromptLoader(0, seed=0)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import re
 import shutil
 from dataclasses import fields, is_dataclass
@@ -239,6 +240,11 @@ def test_what_can_be_known_before_the_start_is_said_then(plan_of, settings, word
         ({"eval__max_prompts": 0}, "eval.max_prompts"),
         ({"eval__samples_per_prompt": 0}, "eval.samples_per_prompt"),
         ({"eval__temperature": -0.5}, "eval.temperature"),
+        ({"eval__pass_threshold": math.nan}, "eval.pass_threshold"),
+        ({"sampling__stop": [""]}, "sampling.stop"),
+        ({"sampling__stop_token_ids": [-1]}, "sampling.stop_token_ids"),
+        ({"runtime__call_timeout_s": 0.0}, "runtime.call_timeout_s"),
+        ({"run": {"name": "../elsewhere"}}, "run.name"),
         ({"checkpoint__every_steps": -1}, "checkpoint.every_steps"),
         ({"checkpoint__keep_last": 0}, "checkpoint.keep_last"),
         ({"reward__num_processes": -1}, "reward.num_processes"),
@@ -469,6 +475,15 @@ def test_a_new_checkpoint_is_not_forgotten_for_a_damaged_later_one(tmp_path):
 
     assert steps(tmp_path) == [15, 20]
     assert Checkpoints(tmp_path, 1).latest().step == 15
+
+
+def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(tmp_path):
+    checkpoint(tmp_path, 10, keep_last=2)
+    (checkpoint(tmp_path, 20, keep_last=2) / "manifest.json").unlink()
+
+    checkpoint(tmp_path, 30, keep_last=2)
+
+    assert steps(tmp_path) == [10, 20, 30]
 
 
 def test_checkpoints_are_ordered_by_number(tmp_path):

@@ -37,6 +37,39 @@ def test_equal_scores_have_no_advantage(how):
     assert relative(np.full(4, 0.1), np.zeros(4), how).tolist() == [0.0] * 4
 
 
+def score(role, on_error, rewards, *, group_id, seen=None):
+    """Sample ids and rewards that a step is trained on; `seen` gets the scored batch, and the metrics."""
+    seen = [] if seen is None else seen
+    roles = Roles(
+        {"reward": role},
+        sampling=Sampling(),
+        samples_per_prompt=2,
+        reward=RewardConfig(on_error=on_error),
+        rewards=[
+            RewardSpec(name=name, target=f"m:{name}", weight=weight, relative=how)
+            for name, (weight, how) in rewards.items()
+        ],
+        on_scored=seen.append,
+    )
+    rows = {"sample_id": [0, 1, 2, 3], "group_id": group_id, "prompt_id": group_id, "truncated": [False] * 4}
+    scored = roles.score(Batch.of(lengths=[1] * 4, tokens={"input_ids": [5] * 4}, rows=rows))
+    seen.append(roles.take_metrics())
+    return scored["sample_id"].tolist(), scored["reward"].tolist()
+
+
+def test_large_scores_beside_small_ones_lose_nothing():
+    class Nanoseconds:
+        def score(self, samples):
+            parts = {"reward:right": [0.0, 1.0, 0.0, 1.0], "reward:fast": [1e9, 3e9, 2e9, 4e9]}
+            none = {"reward_status": [0] * 4, "reward_has_note": [False] * 4, "reward_note": [None] * 4}
+            return Batch.of(lengths=samples.lengths, rows={"reward": [1e9, 3e9, 2e9, 4e9], **none, **parts})
+
+    assert score(Nanoseconds(), "raise", {"right": (1.0, "no"), "fast": (1.0, "rank")}, group_id=[0] * 4) == (
+        [0, 1, 2, 3],
+        pytest.approx([0, 1 + 2 / 3, 1 / 3, 2]),
+    )
+
+
 class TwoRewards:
     """A reward role with two scores for each of four samples of two prompts; the third sample failed."""
 
@@ -55,35 +88,19 @@ class TwoRewards:
 
 
 @pytest.mark.parametrize(
-    ("on_error", "kept", "rewards"), [("zero", [0, 1, 2, 3], [-2, 2, 0, 1]), ("drop", [0, 1, 3], [-2, 2, 1])]
+    ("on_error", "kept", "rewards"), [("zero", [0, 1, 2, 3], [-2, 2, -2, 3]), ("drop", [0, 1, 3], [-2, 2, 1])]
 )
 def test_a_step_is_trained_on_relative_scores_and_tells_the_plain_ones(on_error, kept, rewards):
-    """right + 2 × short: 4, 8 and 5 become 0 + 2 × (-1), 0 + 2 × 1 and, alone with a score, 1 + 2 × 0."""
+    """right + 2 × short: 4, 8 and 5 become 0 + 2 × (-1), 0 + 2 × 1 and, alone with a score, 1 + 2 × 0. Where the sample that
+    failed counts as 0 from every reward, it is the worse of its two."""
     seen = []
-    roles = Roles(
-        {"reward": TwoRewards()},
-        sampling=Sampling(),
-        samples_per_prompt=2,
-        reward=RewardConfig(on_error=on_error),
-        rewards=[
-            RewardSpec(name="right", target="m:right"),
-            RewardSpec(name="short", target="m:short", weight=2.0, relative="mean"),
-        ],
-        on_scored=seen.append,
-    )
-    samples = Batch.of(
-        lengths=[1] * 4,
-        tokens={"input_ids": [5] * 4},
-        rows={"sample_id": [0, 1, 2, 3], "group_id": [0, 0, 1, 1], "prompt_id": [0, 0, 1, 1], "truncated": [False] * 4},
+    found = score(
+        TwoRewards(), on_error, {"right": (1.0, "no"), "short": (2.0, "mean")}, group_id=[0, 0, 1, 1], seen=seen
     )
 
-    scored = roles.score(samples)
-
-    assert scored["sample_id"].tolist() == kept
-    assert scored["reward"].tolist() == rewards
+    assert found == (kept, rewards)
     assert seen[0]["reward"].tolist()[:2] == [4.0, 8.0]
-    metrics = {name: mean.value for name, mean in roles.take_metrics().items()}
-    assert metrics["reward/mean"] == pytest.approx(17 / len(kept))
+    assert seen[1]["reward/mean"].value == pytest.approx(17 / len(kept))
 
 
 def test_relative_is_a_setting_of_each_reward():

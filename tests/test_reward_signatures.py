@@ -124,6 +124,9 @@ def test_columns_that_suffice_are_accepted(function, columns):
         pytest.param(functools.partial(plain, answer="9"), ROW, {"completion": "4"}, id="option_wins_over_column"),
         pytest.param(with_all, ROW, ROW, id="all_columns"),
         pytest.param(
+            functools.partial(with_all, unit="m"), {**ROW, "unit": "kg"}, ROW, id="option_wins_over_column_of_all"
+        ),
+        pytest.param(
             verl,
             {**ROW, "data_source": "d", "ground_truth": "4", "extra_info": {"i": 1}},
             {"data_source": "d", "solution_str": "4", "ground_truth": "4", "extra_info": {"i": 1}},

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.errors import ConfigError, SampleError, UserError
 from rlcore.rewards.length import Length
-from rlcore.rewards.match import GSM8K, ExactMatch, Mentions, NumberMatch, Regex, last_number
+from rlcore.rewards.match import GSM8K, ExactMatch, NumberMatch, Regex, last_number
 from rlcore.rewards.math import Math
 from rlcore.rewards.pipeline import Outcome, Part, combine, settle
 from rlcore.rewards.sorted_digits import sorted_digits
@@ -126,19 +126,6 @@ def test_length(options, completion, num_tokens, expected):
 @pytest.mark.parametrize(
     ("completion", "finish_reason", "expected"),
     [
-        pytest.param("A Whale!", "stop", 1.0, id="any_case"),
-        pytest.param("a whale and", "length", 0.5, id="cut_off"),
-        pytest.param("whales", "stop", 0.0, id="whole_word_only"),
-        pytest.param("a ship", "stop", 0.0, id="absent"),
-    ],
-)
-def test_mentions(completion, finish_reason, expected):
-    assert make(Mentions, word="whale")(completion, finish_reason) == expected
-
-
-@pytest.mark.parametrize(
-    ("completion", "finish_reason", "expected"),
-    [
         pytest.param("1249", "stop", 1.0, id="sorted"),
         pytest.param("1249", "length", 0.0, id="not_ended"),
         pytest.param("1294", "stop", 0.5 * 2 / 3, id="two_of_three_pairs"),
@@ -190,7 +177,6 @@ def test_math_without_its_package_says_what_to_install(monkeypatch):
         pytest.param(Length, {"target": 1, "max": 1}, "set exactly one of them", id="two_lengths"),
         pytest.param(Length, {"max": 1, "unit": "bytes"}, "unit='bytes'", id="unknown_unit"),
         pytest.param(GSM8K, {"method": "loose"}, "method='loose'", id="unknown_method"),
-        pytest.param(Mentions, {"word": " "}, "word=' '", id="empty_word"),
     ],
 )
 def test_bad_option_is_refused_at_construction(cls, options, message):

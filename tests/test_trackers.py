@@ -122,6 +122,20 @@ def test_a_resume_cuts_off_what_came_after_its_checkpoint(info):
     assert sorted(path.name for path in info.directory.iterdir()) == ["metrics.jsonl", "samples.jsonl"]
 
 
+def test_a_resume_leaves_out_a_broken_line_and_says_so(info, caplog):
+    tracker = jsonl(info)
+    for step in range(3):
+        tracker.log(step, {"x": 1.0})
+    tracker.finish({})
+    lines = tracker.metrics_path.read_text().splitlines()
+    tracker.metrics_path.write_text("\n".join([lines[0], lines[1][:9], lines[2], ""]))
+
+    jsonl(info, resume_step=5).finish({})
+
+    assert [row["step"] for row in strict(tracker.metrics_path)] == [0, 2]
+    assert "a line of 10 bytes is broken, and left out" in caplog.text
+
+
 def test_a_resume_survives_a_line_that_ends_inside_a_character(info):
     tracker = jsonl(info)
     tracker.log_samples(3, [SAMPLE, SAMPLE])

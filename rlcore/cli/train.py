@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  rlcore train preset=quickstart                           a tiny model that learns to sort, about two minutes
+  rlcore train preset=quickstart                           a tiny model that learns to sort, about a minute
   rlcore train preset=quickstart runtime=local             the same in one process, for a debugger
   rlcore train model.path=DIR data.train=train.jsonl data.eval=test.jsonl reward=gsm8k
   rlcore train ... reward=my_rewards.py:score              a reward of your own
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="resolve and check everything, print the plan, stop")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
-    options = parser.parse_args(list(argv))
+    options = parser.parse_intermixed_args(list(argv))
     return run(options.overrides, dry_run=options.dry_run)
 
 
@@ -117,4 +117,4 @@ def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
 def _new_name(config: Config, overrides: Sequence[str]) -> str:
     """quickstart-20260131-120000: preset or algorithm, and the time."""
     preset = next((item.partition("=")[2] for item in overrides if item.lstrip("+").startswith("preset=")), "")
-    return f"{preset or config.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return f"{Path(preset.partition('@')[0]).stem or config.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"

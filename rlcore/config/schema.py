@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 from rlcore.controller.pool import PoolConfig
@@ -38,6 +39,10 @@ class RunConfig:
     seed: int = 0
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: from the last checkpoint of directory/name if there is one; must: fail when there is none."""
+
+    def __post_init__(self) -> None:
+        plain = "/" not in self.name and self.name not in (".", "..")
+        require(plain, "name", "a name without '/'; the place is run.directory", self.name, "mine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,10 @@ class SamplingConfig:
         require(self.top_k >= 0, "top_k", "0 (all tokens) or more", self.top_k, 0)
         require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
         require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p, 0.0)
+        require(all(self.stop), "stop", "texts of one character at least", list(self.stop), "['END']")
+        require(
+            min(self.stop_token_ids, default=0) >= 0, "stop_token_ids", "token ids", list(self.stop_token_ids), "[2]"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +125,7 @@ class EvalConfig:
         require(self.max_prompts >= 1, "max_prompts", "1 or more", self.max_prompts, 256)
         require(self.samples_per_prompt >= 1, "samples_per_prompt", "1 or more", self.samples_per_prompt, 1)
         require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 0.0)
+        require(isfinite(self.pass_threshold), "pass_threshold", "a finite number", self.pass_threshold, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +162,9 @@ class RewardItem:
     relative: Relative = "no"
     """Against the other samples of the prompt, before the weight: mean, std or rank."""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(isfinite(self.weight), f"weight of reward '{self.name}'", "a finite number", self.weight, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -147,9 +148,10 @@ class Host:
 
     def close(self) -> None:
         """Close all workers."""
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
+        with ExitStack() as all_of_them:
+            for worker in self._workers.values():
+                all_of_them.callback(worker.close)
+            self._workers.clear()
 
     def _create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Mesh:
         worker_class: Any = load(spec, rank=self.info.rank, host=self.node)

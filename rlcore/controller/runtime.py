@@ -5,6 +5,7 @@ Both have the same interface and give the same bits at one device. No wait is wi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -16,8 +17,10 @@ from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.interpreter import check_interpreter
 from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
-from rlcore.errors import CapacityError, ConfigError, did_you_mean
+from rlcore.errors import CapacityError, ConfigError, did_you_mean, require
 from rlcore.protocols.dispatch import Call
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,10 @@ class RuntimeConfig:
     """For hosts to start and workers to be made."""
     call_timeout_s: float = 1800.0
     """For any one call of a group."""
+
+    def __post_init__(self) -> None:
+        require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 180.0)
+        require(self.call_timeout_s > 0, "call_timeout_s", "more than 0", self.call_timeout_s, 1800.0)
 
 
 @dataclass(slots=True)
@@ -105,6 +112,8 @@ class LocalRuntime:
 
     def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
         check_machine(self.config, pools)
+        if any(variables for ranks in env.values() for variables in ranks):
+            logger.warning("runtime=local: this process is running already; rlcore_worker_env sets nothing in it")
         for name, pool in pools.items():
             device = resolve_device(pool.device)
             self._hosts[name] = [

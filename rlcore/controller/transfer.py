@@ -15,6 +15,9 @@ from rlcore.controller import weights
 from rlcore.controller.group import Group
 from rlcore.errors import ConfigError, RlcoreError
 
+_ABORT_S = 10.0
+"""To tell hosts that the rest of the weights does not come; one that hangs does not hear it."""
+
 
 class InProcess:
     """Both roles on the same hosts: rank r of the rollout gets the tensors of rank r of the source."""
@@ -42,7 +45,7 @@ class ObjectStore:
     def send(self, version: int) -> None:
         try:
             self._send(version)
-        except BaseException:
+        except Exception:
             with contextlib.suppress(RlcoreError):  # the first error is the one to tell
                 self._end(abort=True)
             raise
@@ -65,7 +68,7 @@ class ObjectStore:
     def _end(self, *, abort: bool) -> None:
         groups = [self._source, self._target] if abort else [self._target]
         handles = [handle for group in groups for handle in _submit(group, "end_weights", abort)]
-        _wait(self._target, handles)
+        _wait(self._target, handles, _ABORT_S if abort else None)
 
 
 class Collective:
@@ -108,10 +111,10 @@ def _submit(group: Group, action: str, *args: Any) -> list[Any]:
     return [group.runtime.submit(group.pool, rank, action, *args) for rank in range(len(group.meshes))]
 
 
-def _wait(group: Group, handles: Sequence[Any]) -> list[Any]:
+def _wait(group: Group, handles: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
     """What the actions answered; the slowest counts as the time of the sync."""
     runtime = group.runtime
-    replies = runtime.wait(handles, "weight sync", runtime.config.call_timeout_s)
+    replies = runtime.wait(handles, "weight sync", timeout_s or runtime.config.call_timeout_s)
     busy = runtime.traffic.busy_s
     busy["weight sync"] = busy.get("weight sync", 0.0) + max(reply.seconds for reply in replies)
     return [reply.value for reply in replies]

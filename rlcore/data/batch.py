@@ -234,7 +234,13 @@ class Batch:
         )
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Rows start:stop, as views of the same memory."""
+        """Rows start:stop, as views of the same memory.
+
+        Raises:
+            IndexError: unless 0 <= start <= stop <= rows.
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"rows {start}:{stop} of a batch with {len(self)} rows")
         offsets = self.offsets()
         first, last = int(offsets[start]), int(offsets[stop])
         return Batch(
@@ -351,9 +357,9 @@ def row_index(index: Sequence[int] | np.ndarray | Tensor, num_rows: int) -> Tens
     """[N] int64 row numbers from integers or a boolean mask; negative numbers count from the end."""
     rows = torch.as_tensor(np.asarray(index) if not isinstance(index, Tensor) else index)
     if rows.dtype == torch.bool:
-        if len(rows) != num_rows:
-            raise IndexError(f"a mask of {len(rows)} for {num_rows} rows")
-        return rows.nonzero().squeeze(1)
+        if rows.shape != (num_rows,):
+            raise IndexError(f"a mask of {tuple(rows.shape)} for {num_rows} rows")
+        return rows.cpu().nonzero().squeeze(1)
     if rows.numel() == 0:
         return torch.zeros(0, dtype=torch.int64)
     if rows.is_floating_point() or rows.dim() != 1:
@@ -362,7 +368,8 @@ def row_index(index: Sequence[int] | np.ndarray | Tensor, num_rows: int) -> Tens
         )
     rows = rows.to(torch.int64).cpu()
     if int(rows.max()) >= num_rows or int(rows.min()) < -num_rows:
-        raise IndexError(f"row {int(rows.max())} of a batch with {num_rows} rows")
+        wrong = int(rows.max()) if int(rows.max()) >= num_rows else int(rows.min())
+        raise IndexError(f"row {wrong} of a batch with {num_rows} rows")
     return torch.where(rows < 0, rows + num_rows, rows)
 
 
@@ -422,11 +429,12 @@ def _row_column(value: Any) -> Tensor | np.ndarray:
         if value and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
             wide = any(isinstance(v, float) for v in value)
             return torch.tensor(value, dtype=torch.float32 if wide else torch.int64)
-        return _object_array(value)
+        return object_array(value)
     return value if value.dtype == object else _tensor(value) if value.dtype.kind in "biuf" else value.astype(object)
 
 
-def _object_array(values: Sequence[Any]) -> np.ndarray:
+def object_array(values: Sequence[Any]) -> np.ndarray:
+    """[N] the values as they are, lists too."""
     array = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):  # a slice assignment would look into nested lists
         array[i] = value
@@ -463,5 +471,5 @@ def _rebuild(plain: dict[str, Any]) -> Batch:
         lengths=unpack(plain["lengths"]),
         tokens={name: unpack(column) for name, column in plain["tokens"].items()},
         rows={name: unpack(column) for name, column in plain["rows"].items()}
-        | {name: _object_array(values) for name, values in plain["objects"].items()},
+        | {name: object_array(values) for name, values in plain["objects"].items()},
     )

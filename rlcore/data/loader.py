@@ -74,19 +74,12 @@ class PromptLoader:
     is outstanding: it will be issued again.
     """
 
-    def __init__(
-        self, num_prompts: int, prompts_per_step: int, seed: int, shuffle: bool = True, fingerprint: str = ""
-    ) -> None:
+    def __init__(self, num_prompts: int, seed: int, shuffle: bool = True, fingerprint: str = "") -> None:
         """`fingerprint` is that of the prompts; a state that was saved over other prompts is then refused."""
         if num_prompts < 1:
             raise ConfigError(
                 "there are no prompts to load\nCheck data.train, data.max_prompt_tokens and data.overlong."
             )
-        if prompts_per_step < 1:
-            raise ConfigError(
-                f"trainer.prompts_per_step={prompts_per_step} is less than 1\nType trainer.prompts_per_step=1 or more."
-            )
-        self.prompts_per_step = prompts_per_step
         self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle, "fingerprint": fingerprint}
         self._num_prompts, self._seed, self._shuffle = num_prompts, seed, shuffle
         self._next_position = 0
@@ -95,28 +88,9 @@ class PromptLoader:
         self._finished: set[int] = set()
 
     @property
-    def num_issued(self) -> int:
-        """Positions handed out, those that wait to be issued again left out."""
-        return self._next_position - len(self._again)
-
-    @property
-    def num_finished(self) -> int:
-        """Positions with a response, consumed or not."""
-        return self.num_issued - len(self._in_flight)
-
-    @property
-    def num_consumed(self) -> int:
-        """Positions done with for good."""
-        return self.num_finished - len(self._finished)
-
-    @property
     def outstanding(self) -> list[int]:
         """Positions issued at some time and not consumed, in order: what a resumed run issues first."""
         return sorted([*self._again, *self._in_flight, *self._finished])
-
-    def next_step(self) -> list[Issued]:
-        """Issue the prompts of one step."""
-        return self.issue(self.prompts_per_step)
 
     def issue(self, count: int) -> list[Issued]:
         """Take `count` prompts in order of position and note them as in flight."""
@@ -141,7 +115,7 @@ class PromptLoader:
         return {**self._identity, "next_position": self._next_position, "outstanding": self.outstanding}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. `prompts_per_step` may have changed; the prompts and their order may not."""
+        """Go on where `state` was taken, over the same prompts in the same order."""
         for key, here in self._identity.items():
             if state[key] != here:
                 raise ConfigError(_MISMATCH[key].format(then=state[key], now=here))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -76,18 +76,6 @@ class PreparedPrompts:
         """[P] int64, tokens of each prompt."""
         return np.diff(self.offsets)
 
-    def take(self, prompt_ids: Sequence[int]) -> PreparedPrompts:
-        """The prompts of a step, in this order; one may be taken twice."""
-        index = np.asarray(prompt_ids, dtype=np.int64)
-        pieces = [self.token_ids[self.offsets[i] : self.offsets[i + 1]] for i in index]
-        return PreparedPrompts(
-            token_ids=np.concatenate(pieces) if pieces else self.token_ids[:0],
-            offsets=_offsets(pieces),
-            rows={name: [values[i] for i in index] for name, values in self.rows.items()},
-            source_index=self.source_index[index],
-            counts=self.counts,
-        )
-
     def fingerprint(self) -> str:
         """16 hex digits that change with any token, or with the order of the prompts."""
         digest = hashlib.blake2b(digest_size=8)
@@ -124,8 +112,8 @@ class PromptBuilder:
     def _no_template(self) -> str:
         return f"the tokenizer of '{self._tokenizer.name_or_path}' has no chat template"
 
-    def prepare(self, dataset: Dataset, progress: Callable[[int, int], None] | None = None) -> PreparedPrompts:
-        """Read all rows; the first problem is a DataError that names its row. Calls `progress(done, total)` at times."""
+    def prepare(self, dataset: Dataset) -> PreparedPrompts:
+        """Read all rows; the first problem is a DataError that names its row."""
         table = self._table(dataset)
         prompts = self._prompts(dataset, table)
         token_ids: list[np.ndarray] = []
@@ -133,8 +121,6 @@ class PromptBuilder:
             chunk = prompts[start : start + _CHUNK]
             texts = [self._text(prompt, dataset, start + index) for index, prompt in enumerate(chunk)]
             token_ids += self._encode(texts)
-            if progress is not None:
-                progress(len(token_ids), len(prompts))
         return self._assemble(dataset, {**table, "prompt": prompts}, token_ids)
 
     def _table(self, dataset: Dataset) -> dict[str, list[Any]]:

@@ -161,30 +161,3 @@ class Regex:
 
     def __call__(self, completion: str) -> float:
         return float(self._match(completion) is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MentionsConfig:
-    """Options of `mentions`."""
-
-    word: str
-    """Looked for as a whole word, in any case."""
-
-
-class Mentions:
-    """1.0 when an ended completion mentions a word, 0.5 when it does but was cut off, else 0.0.
-
-    Example: rlcore train reward='{name: mentions, word: whale}'
-    """
-
-    Config = MentionsConfig
-
-    def __init__(self, config: MentionsConfig) -> None:
-        if not config.word.strip():
-            raise ConfigError(f"word={config.word!r} of reward 'mentions' is empty\nType the word to look for.")
-        self._pattern = re.compile(rf"(?<!\w){re.escape(config.word)}(?!\w)", re.IGNORECASE)
-
-    def __call__(self, completion: str, finish_reason: str) -> float:
-        if not self._pattern.search(completion):
-            return 0.0
-        return 1.0 if finish_reason == "stop" else 0.5

@@ -111,7 +111,8 @@ def _check_options(spec: RewardSpec, *, known: list[str], needed: list[str]) -> 
     takes = f"Its options: {', '.join(known)}" if known else "It takes no options."
     for name in spec.options:
         if name not in known:
-            raise ConfigError(f"reward {spec.name!r} has no option {name!r}.{did_you_mean(name, known)}\n{takes}")
+            hint = did_you_mean(name, [*known, "weight", "relative"])
+            raise ConfigError(f"reward {spec.name!r} has no option {name!r}.{hint}\n{takes}")
     for name in needed:
         if name not in spec.options:
             raise ConfigError(f"reward {spec.name!r} needs the option {name!r}\n{takes}")

@@ -37,7 +37,9 @@ class Signature:
     required: frozenset[str]
     optional: frozenset[str]
     takes_all: bool
-    """Has `**columns`: receives every column."""
+    """Has `**columns`: receives every column but those that are options of the same name."""
+    bound: frozenset[str] = frozenset()
+    """Options that are given."""
 
 
 def read_signature(function: RewardFunction) -> Signature:
@@ -66,6 +68,7 @@ def read_signature(function: RewardFunction) -> Signature:
         | frozenset(getattr(bare, "required_columns", ())),
         optional=frozenset(p.name for p in asked if p.default is not p.empty),
         takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        bound=frozenset(bound),
     )
 
 
@@ -96,7 +99,7 @@ def arguments(signature: Signature, row: Row) -> dict[str, object]:
     if missing := signature.required - view.keys():
         raise SampleError(f"asks for column {min(missing)!r}, which the sample does not have")
     wanted = (
-        view.keys()
+        view.keys() - signature.bound
         if signature.takes_all and signature.convention != "verl"
         else signature.required | (signature.optional & view.keys())
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlcore.protocols.tracker import RunInfo, SampleRecord
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +80,22 @@ def _move_aside(path: Path) -> None:
 
 
 def _cut_after(path: Path, step: int) -> None:
-    """Keep the lines up to a step; a line that a crash left half written goes too."""
+    """Keep the lines up to a step; a line that a crash left half written, or a full disk, goes too."""
     if not path.exists():
         return
     beside = path.with_suffix(".cut")
     with path.open("rb") as old, beside.open("wb") as new:  # bytes: a line may end in the middle of a character
         for line in old:
-            if line.endswith(b"\n") and int(json.loads(line)["step"]) <= step:
+            written = _step_of(line)
+            if written is None:
+                logger.warning("%s: a line of %d bytes is broken, and left out", path, len(line))
+            elif written <= step:
                 new.write(line)
     beside.replace(path)
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -117,7 +117,8 @@ class Checkpoints:
 
     def _forget_before(self, step: int) -> None:
         """Keep this one and the last few before it; a later one is damaged and counts for nothing."""
-        older = [path for path in checkpoint_paths(self.directory) if int(_step(path)) < step]
+        earlier = [path for path in checkpoint_paths(self.directory) if int(_step(path)) < step]
+        older = [path for path in earlier if damage(path) is None]  # a damaged one is none of those to keep
         for path in older[: max(0, len(older) - self._keep_last + 1)]:
             shutil.rmtree(path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 from rlcore.config.build import flatten
 from rlcore.config.schema import Choice, Config
@@ -12,12 +12,13 @@ from rlcore.controller.group import Group, spawn
 from rlcore.controller.runtime import Runtime, make_runtime
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
+from rlcore.errors import ConfigError
 from rlcore.hooks.manager import Hooks
 from rlcore.models.load import check_directory
 from rlcore.protocols.environment import EpisodeOptions
 from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
-from rlcore.trainer.checkpoint import Checkpoints, hold
+from rlcore.trainer.checkpoint import Checkpoints, hold, newest
 from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.plan import Chosen, Plan, choose, make_loader
 from rlcore.trainer.prompts import Prompts
@@ -32,6 +33,7 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
     config = plan.config
     runtime = make_runtime(config.runtime)
     lock = hold(plan.directory)
+    _check_resume(plan, lock)
     info = RunInfo(name=plan.directory.name, directory=plan.directory, total_steps=config.trainer.steps)
     run = Run(
         config=config,
@@ -55,6 +57,17 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
         run.close({**done, "error": error_text(error)})
         raise
     return run
+
+
+def _check_resume(plan: Plan, lock: TextIO) -> None:
+    """The checkpoint that was found while another process still had the directory is the newest one yet."""
+    latest = None if plan.config.run.resume == "never" else newest(plan.directory / "checkpoints")
+    if latest is not None and (plan.resume is None or plan.resume.step != latest.step):
+        lock.close()
+        raise ConfigError(
+            f"{plan.directory}: another process has just written the checkpoint of step {latest.step}\n"
+            "Type the same command again to go on from there."
+        )
 
 
 def _start(plan: Plan, run: Run) -> None:

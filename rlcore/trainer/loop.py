@@ -199,6 +199,11 @@ def _compare_log_probs(run: Run, gap: float) -> None:
 def _stop_when_nothing_is_learned(run: Run, metrics: dict[str, float]) -> None:
     """Steps whose update was skipped, or had no samples; too many in a row end the run, with the sample ids saved."""
     names = [group.role for group in run.roles.trained()]
+    for name in names:
+        if times := metrics.get(f"{name}/skipped", 0.0):
+            logger.warning(
+                "step %d: %g updates of %s skipped, a gradient was not finite", run.counters.step, times, name
+            )
     skipped = any(metrics.get(f"{it}/skipped", 0.0) > 0 or math.isnan(metrics.get(f"{it}/loss", 0.0)) for it in names)
     idle = metrics.get("actor/updates") == 0 and "reward/mean" not in metrics  # answers that are all alike are no fault
     count = run.counters.skipped_in_a_row = run.counters.skipped_in_a_row + 1 if skipped or idle else 0

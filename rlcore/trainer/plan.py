@@ -22,7 +22,7 @@ from rlcore.protocols.algorithm import RoleSpec
 from rlcore.registry import Resolved, resolve
 from rlcore.rewards.executor import RewardSpec
 from rlcore.rewards.scorer import build_reward
-from rlcore.rewards.signature import check_columns, required_columns
+from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
 from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, load_prompts
@@ -97,15 +97,20 @@ def make_plan(config: Config, directory: Path) -> Plan:
     rewards = reward_specs(config) if "reward" in workers else ()
     prompts = load_prompts(config, config.data.train)
     eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
+    made = {spec.name: build_reward(spec) for spec in rewards}
     for data in filter(None, (prompts, eval_prompts)):
-        _check_rewards(rewards, data, [*workers, *(["environment"] if environment else [])])
+        _check_rewards(made, data, [*workers, *(["environment"] if environment else [])])
         if data is prompts or hasattr(instance, "evaluate"):
             _check_demonstrations(config, getattr(instance, "demonstrations", ()), data)
+        _check_lengths(config, data)
     _check_columns(config, instance, workers, prompts)
-    if getattr(instance, "compares_samples", False) and config.sampling.samples_per_prompt == 1:
+    few = config.sampling.samples_per_prompt == 1
+    if getattr(instance, "compares_samples", False) and (few or config.sampling.temperature == 0):
         logger.warning(
-            "algorithm '%s' compares the samples of a prompt, and there is one: nothing is learned; sampling.samples_per_prompt=8",
+            "algorithm '%s' compares the samples of a prompt, and %s: nothing is learned; type  %s",
             config.algorithm.name,
+            "there is one" if few else "all are the same with sampling.temperature=0",
+            "sampling.samples_per_prompt=8" if few else "sampling.temperature=1",
         )
     if config.transfer != "auto":
         resolve("transfer", config.transfer)
@@ -135,7 +140,6 @@ def make_loader(config: Config, prompts: Prompts) -> PromptLoader:
     """Which prompt comes next in a run with this config."""
     return PromptLoader(
         len(prompts.batch),
-        config.trainer.prompts_per_step,
         config.run.seed,
         config.data.shuffle,
         prompts.fingerprint,
@@ -279,30 +283,39 @@ def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
         resolved = resolve("reward", item.name)
         twins = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
         name = f"{resolved.name}#{twins + 1}" if twins else resolved.name
-        specs.append(
-            RewardSpec(
-                name=name,
-                target=resolved.target,
-                options=dict(item.options),
-                weight=item.weight,
-                relative=item.relative,
-            )
-        )
+        specs.append(RewardSpec(name, resolved.target, dict(item.options), item.weight, item.relative))
     return tuple(specs)
 
 
-def _check_rewards(rewards: Sequence[RewardSpec], data: Prompts, writers: Collection[str]) -> None:
+def _check_rewards(rewards: Mapping[str, RewardFunction], data: Prompts, writers: Collection[str]) -> None:
     """Every column that a reward asks for is in the data set, or written by the environment or the reward model."""
     columns = [name for name in data.batch.columns if name not in ("input_ids", "prompt_id")]
     given = {"environment", "reward_model"}.intersection(writers)
     columns += [column.name for column in STANDARD_COLUMNS if column.written_by in given]
-    asked = {name for spec in rewards for name in required_columns(build_reward(spec))}
+    asked = {name for reward in rewards.values() for name in required_columns(reward)}
     if "reward_model" in given and "model_score" not in asked:
         raise ConfigError(
             "reward.model is set, and no reward uses its score\nType  reward=model  or  reward=[model,OTHER]"
         )
-    for spec in rewards:
-        check_columns(spec.name, build_reward(spec), columns, data.name)
+    for name, reward in rewards.items():
+        check_columns(name, reward, columns, data.name)
+
+
+def _check_lengths(config: Config, data: Prompts) -> None:
+    """Every prompt leaves room for a response in the model's context."""
+    longest, room = int(data.batch.lengths.max()), ModelSize.read(check_directory(config.model.path)).context_length
+    if longest >= room:
+        raise ConfigError(
+            f"{data.name}: its longest prompt has {longest} tokens, and the context of {config.model.path} is {room}\n"
+            f"Type  data.max_prompt_tokens={room - 1} data.overlong=drop"
+        )
+    limit = config.sampling.max_response_tokens
+    if longest + limit > room:
+        logger.warning(
+            "%s: a prompt of %d tokens leaves %d of the model's context of %d; responses end there, before"
+            " sampling.max_response_tokens=%d",
+            *(data.name, longest, room - longest, room, limit),
+        )
 
 
 def _check_demonstrations(config: Config, columns: Sequence[str], data: Prompts) -> None:

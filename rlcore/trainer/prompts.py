@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlcore.config.schema import Config
-from rlcore.data.batch import Batch
+from rlcore.data.batch import Batch, object_array
 from rlcore.data.prompts import PromptBuilder
 from rlcore.models.load import load_tokenizer
 from rlcore.registry import resolve
@@ -32,7 +32,7 @@ def load_prompts(config: Config, path: str) -> Prompts:
     dataset_class: Any = resolve("dataset", config.data.dataset).object
     dataset = dataset_class(path, config.data)
     prepared = PromptBuilder(load_tokenizer(config.model.path), config.data).prepare(dataset)
-    rows: dict[str, Any] = {name: _objects(values) for name, values in prepared.rows.items()}
+    rows: dict[str, Any] = {name: object_array(values) for name, values in prepared.rows.items()}
     batch = Batch.of(
         lengths=prepared.lengths,
         tokens={"input_ids": prepared.token_ids},
@@ -45,11 +45,3 @@ def load_prompts(config: Config, path: str) -> Prompts:
         truncated=prepared.counts["overlong_truncated"],
         fingerprint=prepared.fingerprint(),
     )
-
-
-def _objects(values: Any) -> np.ndarray:
-    """Columns of a data set stay what they are: Python objects, handed to rewards unchanged."""
-    array = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array

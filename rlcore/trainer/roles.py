@@ -65,7 +65,7 @@ class Roles:
         self.turns: Turns | None = None
         self._num_samples = self._num_tokens = 0
         self._reward_config = reward
-        self._relative = [spec for spec in rewards if spec.relative != "no"]
+        self._rewards = rewards
         self._on_scored = on_scored
 
     def __getattr__(self, name: str) -> Any:
@@ -105,7 +105,7 @@ class Roles:
         """Add rewards; a sample without one is dropped and counted, or ends the run, as `reward.on_error` says."""
         scored = self.judge(samples)
         settled = self.verdicts(scored)
-        values, keep = np.array(settled.rewards, dtype=np.float32), np.array(settled.keep, dtype=bool)
+        values, keep = np.array(settled.rewards), np.array(settled.keep, dtype=bool)
         self._note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
         for status, count in settled.counts.items():
             self._note(f"reward/num_{status}", count, 1.0)
@@ -122,17 +122,20 @@ class Roles:
         else:
             logger.warning("no sample of this step has a reward; nothing is learned from it")
         self._on_scored(scored)
-        values += self._against_their_groups(scored)
-        return scored.with_rows(reward=values).take(np.flatnonzero(keep))
+        if any(spec.relative != "no" for spec in self._rewards):
+            values = self._against_their_groups(scored, keep)
+        return scored.with_rows(reward=values.astype(np.float32)).take(np.flatnonzero(keep))
 
-    def _against_their_groups(self, scored: Batch) -> np.ndarray:
-        """[B] what `relative` of the rewards changes in the sum of those samples that have a score."""
-        change = np.zeros(len(scored), dtype=np.float32)
-        for spec in self._relative:
-            total, part, group_id = (x.numpy() for x in scored.fetch("reward", PART_PREFIX + spec.name, "group_id"))
-            part = np.where(np.isnan(total), np.nan, part)
-            change += spec.weight * np.nan_to_num(relative(part, group_id, spec.relative) - part).astype(np.float32)
-        return change
+    def _against_their_groups(self, scored: Batch, keep: np.ndarray) -> np.ndarray:
+        """[B] float64 weighted sums where some rewards count against the other samples of the prompt. Samples that are kept
+        without a score (`reward.on_error=zero`) have 0 from every reward before that."""
+        failed, group_id = scored.fetch("reward").isnan().numpy(), scored.fetch("group_id").numpy()
+        total = np.zeros(len(scored))
+        for spec in self._rewards:
+            part = scored.fetch(PART_PREFIX + spec.name).double().numpy()
+            part = np.where(failed, np.where(keep, 0.0, np.nan), part)
+            total += spec.weight * np.nan_to_num(relative(part, group_id, spec.relative))
+        return total
 
     def judge(self, samples: Batch) -> Batch:
         """The samples with what the reward model, if there is one, and the rewards say about them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -107,13 +108,12 @@ class Run:
 
     def close(self, summary: Mapping[str, object]) -> None:
         """End hosts and trackers, and let go of the directory."""
-        try:
-            self.runtime.shutdown()
-        finally:
+        with ExitStack() as last:  # each of them, whatever the others raise
+            last.callback(self.signals.restore)
+            last.callback(self.lock.close)
             for tracker in self.trackers:
-                tracker.finish(summary)
-            self.lock.close()
-            self.signals.restore()
+                last.callback(tracker.finish, summary)
+            self.runtime.shutdown()
 
     def state(self) -> dict[str, Any]:
         """JSON data for a checkpoint, besides what the roles write."""

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from rlcore.controller.dispatch import dispatch
-from rlcore.data.batch import Batch
+from rlcore.data.batch import Batch, object_array
 from rlcore.models.load import load_tokenizer
 from rlcore.protocols.environment import TIMEOUT
 from rlcore.protocols.reward import SAMPLE_FIELDS
@@ -58,10 +57,10 @@ class RewardWorker(Worker):
                 "reward": torch.tensor([_number(r.value) for r in results], dtype=torch.float32),
                 "reward_status": torch.tensor([_STATUSES.index(r.status) for r in results], dtype=torch.int64),
                 "reward_has_note": torch.tensor([bool(r.message or r.metrics) for r in results], dtype=torch.bool),
-                "reward_note": _objects(
+                "reward_note": object_array(
                     [(r.reward, r.message, dict(r.metrics)) if r.message or r.metrics else None for r in results]
                 ),
-                "completion": _objects(completions),
+                "completion": object_array(completions),
                 **parts,
             },
         )
@@ -130,13 +129,6 @@ def _failed(sample: dict[str, object]) -> Outcome:
 
 def _number(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _objects(values: Sequence[object]) -> np.ndarray:
-    array = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array
 
 
 def _cut(value: Any) -> Any:
