@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fsdp_cases import FAMILIES, LENGTHS, SGD_LIKE, fsdp_weights, make_batch, make_fsdp, policy_loss, save_model, train
-from rlcore_fsdp import FSDPConfig
+from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.memory import OutOfMemory
 from rlcore_fsdp.mesh import make_grid
 from rlcore_fsdp.model import find_layers
@@ -15,7 +15,7 @@ from rlcore_fsdp.tensor_parallel import check_sizes, cut
 
 from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import load_model
-from rlcore.protocols.backend import BackendContext, OptimizerConfig
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +213,55 @@ def test_experts_are_not_cut_over_the_tensor_axis_in_silence(paths):
         def size(self):
             return 2
 
-    with pytest.raises(ModelError, match=r"Qwen3MoeForCausalLM has a plan with moe_tp_experts, packed_colwise"):
+    refused = r"Qwen3MoeForCausalLM has a plan with moe_tp_experts, packed_colwise"
+    with pytest.raises(ModelError, match=refused):
         cut(load_model(paths["qwen3_moe"]), Two())
+    with pytest.raises(ModelError, match=refused):
+        planned(paths["qwen3_moe"], tensor_parallel=2)
+
+
+def planned(path, *, world_size=8, **settings):
+    """What is said before anything starts."""
+    return FSDPBackend.data_parallel(
+        FSDPConfig(**settings), model=ModelConfig(path=path), world_size=world_size, device="cpu"
+    )
+
+
+def test_a_plan_knows_who_shares_rows(path):
+    assert planned(path) == planned(path, replicate=4) == 8
+    assert planned(path, replicate=2, tensor_parallel=2) == 4
+    assert planned(path, context_parallel=2) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({"world_size": 6, "replicate": 4}, "6 devices cannot be divided by replicate 4"),
+        ({"tensor_parallel": 4}, "tensor_parallel=4 does not divide num_key_value_heads=2"),
+        ({"context_parallel": 4}, "context_parallel=4 does not divide the 2 num_key_value_heads"),
+    ],
+    ids=["devices", "tensor", "context"],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(given, first, path):
+    with pytest.raises(ConfigError, match=first):
+        planned(path, **given)
+
+
+def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypatch):
+    real = importlib.metadata.version
+
+    def version(name):
+        if name == "peft":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+    assert planned(path) == 8
+    with pytest.raises(
+        ConfigError, match=r"needs peft.*which is not installed\nType  pip install 'rlcore-fsdp\[lora\]'"
+    ):
+        planned(path, lora_rank=4)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
+from rlcore.models.load import check_directory
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
@@ -27,8 +28,8 @@ from rlcore_fsdp import checkpoint, lora, memory
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, State
 from rlcore_fsdp.config import FSDPConfig
-from rlcore_fsdp.mesh import make_grid
-from rlcore_fsdp.model import PackedModel, build
+from rlcore_fsdp.mesh import data_parallel_size, make_grid
+from rlcore_fsdp.model import PackedModel, build, check_cut
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
@@ -171,6 +172,20 @@ class FSDPBackend:
         """A shard of float32 parameters; gradients and two moments of what is trained, adapters not counted."""
         whole = trained and not config.lora_rank
         return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * (16 if whole else 4)
+
+    @staticmethod
+    def data_parallel(config: FSDPConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
+        """Devices that get rows of their own; those of one tensor or context axis share theirs.
+
+        Raises:
+            UserError: the pool, the model or what is installed does not fit the settings.
+        """
+        from transformers import AutoConfig
+
+        check_versions("rlcore-fsdp", "backend=fsdp", "lora" if config.lora_rank else "")
+        path = check_directory(model.path)
+        check_cut(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False), config)
+        return data_parallel_size(config, world_size)
 
     def offload(self) -> None:
         self._move("cpu")

@@ -129,8 +129,7 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     attention.register(compiled=config.compile)
     packed = PackedModel(_on_meta(directory), has_value_head=context.head == "value").eval()
     conversion = Conversion(packed.model)
-    if config.context_parallel > 1:
-        context_parallel.check_heads(packed.model.config.get_text_config(), config.context_parallel)
+    check_cut(packed.model.config, config)
     layers = find_layers(packed.model, config.layers)
     if config.lora_rank:
         lora.add_adapters(packed.model, config)
@@ -148,6 +147,14 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     _check_packing(packed, model.precision, device)
     packed.settle()
     return packed
+
+
+def check_cut(hf_config: Any, config: FSDPConfig) -> None:
+    """Raises: UserError: a model with this configuration cannot be cut as the settings say."""
+    context_parallel.check_heads(hf_config.get_text_config(), config.context_parallel)
+    if config.tensor_parallel > 1:
+        tensor_parallel.plan_of(hf_config)
+        tensor_parallel.check_sizes(hf_config.get_text_config(), config.tensor_parallel)
 
 
 def find_layers(model: Any, path: str) -> list[nn.Module]:

@@ -21,11 +21,12 @@ from rlcore_megatron import checkpoint
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles
+from rlcore_megatron.fit import hf_config_of
 from rlcore_megatron.grid import make_grid
 from rlcore_megatron.head import token_statistics
 from rlcore_megatron.layout import VALUE_HEAD, Slice
 from rlcore_megatron.memory import HostCopy
-from rlcore_megatron.model import Samples, build, hf_config_of
+from rlcore_megatron.model import Samples, build
 from rlcore_megatron.optimizer import MOMENTS, Optimizer
 from rlcore_megatron.weights import WeightStream
 
