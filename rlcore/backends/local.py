@@ -55,7 +55,7 @@ class LocalBackend:
         )
         self._context, self._model_config, self._optimizer_config = context, model, optimizer
         self._device = torch.device(context.device)
-        self._model = load_model(model.path, device=context.device, attention="eager")
+        self._model = load_model(model.path, device=context.device)
         self._token_head = TokenHead(self._model)
         use_packed_attention(self._model, self._token_head)
         self._value_head = self._make_value_head() if context.head == "value" else None
@@ -130,7 +130,7 @@ class LocalBackend:
     def load(self, directory: Path) -> None:
         """Read everything, check it, and only then change anything."""
         state = json.loads(_need(directory / "backend.json").read_text())
-        fresh = dict(_read_model(directory).named_parameters())
+        fresh = dict(load_model(str(directory)).named_parameters())
         own = dict(self._model.named_parameters())
         different = sorted(
             name
@@ -268,7 +268,3 @@ def _need(path: Path) -> Path:
     if not path.is_file():
         raise ModelError(f"{path.parent} is not a whole checkpoint: {path.name} is missing\nNothing was loaded.")
     return path
-
-
-def _read_model(directory: Path) -> Any:
-    return load_model(str(directory))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsdp_cases import FAMILIES, LENGTHS, SGD_LIKE, fsdp_weights, make_batch, make_fsdp, policy_loss, save_model, train
+from fsdp_cases import fsdp_weights, make_fsdp
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.memory import OutOfMemory
 from rlcore_fsdp.mesh import make_grid
@@ -16,6 +16,7 @@ from rlcore_fsdp.tensor_parallel import check_sizes, cut
 from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.testing.training import FAMILIES, GENTLE, make_batch, policy_loss, save_model, train
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def path(paths):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_samples_have_the_outputs_of_samples_alone(family, paths):
-    batch = make_batch(LENGTHS)
+    batch = make_batch()
     own = load_model(paths[family], attention="eager")
 
     out = make_fsdp(paths[family], max_tokens_per_device=30).forward(batch, temperature=0.7)
@@ -63,7 +64,7 @@ def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path)
 
 
 def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path):
-    batch, config = make_batch(LENGTHS), {"lora_rank": 2}
+    batch, config = make_batch(), {"lora_rank": 2}
     reference = make_fsdp(path, config=config, context={"trained": False})
     policy = make_fsdp(path, config=config)
     start = reference.forward(batch, temperature=1.0).log_probs
@@ -81,7 +82,7 @@ def test_two_policies_of_one_process_do_not_share_adapters(path):
     first, second = (make_fsdp(path, config={"lora_rank": 2}) for _ in range(2))
     before = dict(second.weights())
 
-    train(first, make_batch(LENGTHS), 2)
+    train(first, make_batch(), 2)
 
     assert all(torch.equal(tensor, before[name]) for name, tensor in second.weights())
 
@@ -90,7 +91,7 @@ def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
     backend = make_fsdp(path, config={"lora_rank": 2, "lora_targets": ("q_proj", "v_proj")})
     before = dict(load_model(path).named_parameters())
 
-    train(backend, make_batch(LENGTHS), 3)
+    train(backend, make_batch(), 3)
 
     moved = {name for name, tensor in backend.weights() if not torch.equal(tensor, before[name].detach())}
     expected = {f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in (0, 1) for part in "qv"}
@@ -98,7 +99,7 @@ def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
 
 
 def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
-    batch = make_batch(LENGTHS)
+    batch = make_batch()
     exact, rough = make_fsdp(path), make_fsdp(path, precision="bfloat16")
 
     gap = exact.forward(batch, temperature=1.0).log_probs - rough.forward(batch, temperature=1.0).log_probs
@@ -111,7 +112,7 @@ def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
 
 
 def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
-    backend = make_fsdp(path, config={"optimizer": "muon"}, optimizer=SGD_LIKE)
+    backend = make_fsdp(path, config={"optimizer": "muon"}, optimizer=GENTLE)
     muon = next(one for one in backend._optimizer._all if isinstance(one, torch.optim.Muon))
 
     names = {backend._names[p] for group in muon.param_groups for p in group["params"]}
@@ -125,7 +126,7 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
     "ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning"
 )  # the compiler's own
 def test_compiled_layers_give_the_same_results(tmp_path):
-    path, batch = save_model("qwen2", tmp_path, num_hidden_layers=1), make_batch(LENGTHS)
+    path, batch = save_model("qwen2", tmp_path, num_hidden_layers=1), make_batch()
     plain, compiled = make_fsdp(path), make_fsdp(path, config={"compile": True})
 
     expected, found = train(plain, batch, 2), train(compiled, batch, 2)

@@ -11,26 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_double import CPUMegatron
-from megatron_cases import (
-    LENGTHS,
-    PRELOAD,
-    SGD_LIKE,
-    another_megatron,
-    column,
-    make_batch,
-    make_local,
-    make_megatron,
-    policy_loss,
-    save_model,
-    train,
-    whole_weights,
-)
+from megatron_cases import PRELOAD, another_megatron, make_local, make_megatron, save_model
 from rlcore_megatron import MegatronBackend, MegatronConfig
 from rlcore_megatron.fit import check_divides, check_sizes, hf_config_of
 
 from rlcore.errors import ConfigError, ModelError
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.testing import run_ranks
+from rlcore.testing.training import GENTLE, LENGTHS, column, make_batch, policy_loss, train, whole_weights
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +130,7 @@ def test_the_family_of_the_readme_needs_a_table_only(tmp_path):
         initializer_range=0.3,
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    backend = Mine(
-        MegatronConfig(), model=ModelConfig(path=str(tmp_path)), optimizer=SGD_LIKE, context=BackendContext()
-    )
+    backend = Mine(MegatronConfig(), model=ModelConfig(path=str(tmp_path)), optimizer=GENTLE, context=BackendContext())
 
     found = column(backend.forward(make_batch(), temperature=1.0))
 
@@ -385,7 +371,7 @@ def test_a_plan_does_not_import_megatron_core(path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_machine_without_cuda_is_told_what_to_use(path):
     with pytest.raises(ConfigError) as refused:
-        MegatronBackend(MegatronConfig(), model=ModelConfig(path=path), optimizer=SGD_LIKE, context=BackendContext())
+        MegatronBackend(MegatronConfig(), model=ModelConfig(path=path), optimizer=GENTLE, context=BackendContext())
 
     first, second = str(refused.value).splitlines()
     assert first.startswith(
