@@ -24,7 +24,7 @@ from rlcore.models.load import check_directory
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
-from rlcore_fsdp import checkpoint, lora, memory
+from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, State
 from rlcore_fsdp.config import FSDPConfig
@@ -62,7 +62,8 @@ class FSDPBackend:
             parameter.requires_grad_(parameter in names)
         self._partial = [parameter for parameter, name in names.items() if name in self._packed.partial]
         matrices = self._matrices() if config.optimizer == "muon" else set()
-        self._optimizer = Optimizers(names, optimizer, matrices) if context.trained else None
+        in_8_bits = config.optimizer == "adamw_8bit"
+        self._optimizer = Optimizers(names, optimizer, matrices, in_8_bits=in_8_bits) if context.trained else None
         self._save_group = dist.new_group(backend="gloo")
 
     @torch.no_grad()
@@ -169,9 +170,10 @@ class FSDPBackend:
 
     @staticmethod
     def model_bytes(config: FSDPConfig, num_parameters: int, *, world_size: int, trained: bool) -> int:
-        """A shard of float32 parameters; gradients and two moments of what is trained, adapters not counted."""
+        """A shard of float32 parameters; gradients and moments of what is trained, adapters not counted."""
         whole = trained and not config.lora_rank
-        return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * (16 if whole else 4)
+        each = (10 if config.optimizer == "adamw_8bit" else 16) if whole else 4
+        return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * each
 
     @staticmethod
     def data_parallel(config: FSDPConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
@@ -183,6 +185,8 @@ class FSDPBackend:
         from transformers import AutoConfig
 
         check_versions("rlcore-fsdp", "backend=fsdp", "lora" if config.lora_rank else "")
+        if config.optimizer == "adamw_8bit":
+            eight_bit.check_installed()
         path = check_directory(model.path)
         check_cut(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False), config)
         return data_parallel_size(config, world_size)
