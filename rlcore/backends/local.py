@@ -27,7 +27,7 @@ from rlcore.models import attention
 from rlcore.models.activations import checkpoint_activations
 from rlcore.models.attention import Packing
 from rlcore.models.head import TokenHead, hidden_states, use_packed_attention
-from rlcore.models.load import load_model
+from rlcore.models.load import check_directory, check_same_files, load_model
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
 
@@ -66,7 +66,8 @@ class LocalBackend:
         self._optimizer = make_adamw(list(self._names), optimizer) if context.trained else None
         if not context.trained:
             self._model.requires_grad_(False)
-        self._check_same_everywhere()
+        if self.mesh.world_size > 1:
+            check_same_files(check_directory(model.path), self._device)
 
     @torch.no_grad()
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
@@ -231,20 +232,6 @@ class LocalBackend:
         dist.all_reduce(flat)
         for parameter, part in zip(self._names, torch.split(flat, [parameter.numel() for parameter in self._names])):
             parameter.grad = part.view_as(parameter)
-
-    def _check_same_everywhere(self) -> None:
-        """All ranks must have read the same files."""
-        if self.mesh.world_size == 1:
-            return
-        total = sum(
-            (parameter.detach().double().sum() for parameter in self._model.parameters()), torch.zeros(()).double()
-        )
-        sums = [torch.zeros_like(total) for _ in range(self.mesh.world_size)]
-        dist.all_gather(sums, total)
-        if any(not torch.equal(other, total) for other in sums):
-            raise ModelError(
-                f"the ranks have read different weights from {self._model_config.path}\nCopy one model to every node."
-            )
 
     def _move(self, device: str) -> None:
         if self._device.type == "cpu":

@@ -10,6 +10,7 @@ from rlcore.controller.runtime import resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
+from rlcore.registry import Resolved
 from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.memory import (
     ModelSize,
@@ -61,10 +62,9 @@ def _part(reward: RewardSpec) -> str:
     return f"{reward.weight:g} × {reward.name}" + (f" (relative: {reward.relative})" if reward.relative != "no" else "")
 
 
-def _plugin_line(kind: str, resolved: object) -> str:
-    name, package = getattr(resolved, "name", ""), getattr(resolved, "package", "")
-    version = getattr(resolved, "version", "")
-    return f"{kind:<10} {name}" + (f" ({package} {version})" if package else " (project code)")
+def _plugin_line(kind: str, resolved: Resolved) -> str:
+    where = f" ({resolved.package} {resolved.version})" if resolved.package else " (project code)"
+    return f"{kind:<10} {resolved.name}{where}"
 
 
 def _counted(plan: Plan) -> str:
