@@ -57,7 +57,7 @@ $(VENV)/.ready: pyproject.toml
 
 $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	@echo "== installing plugins: $(notdir $(PLUGINS)) =="
-	$(BIN)/python $(INSTALL) --no-build-isolation $(foreach plugin,$(PLUGINS),--editable $(plugin)) peft torchao
+	$(BIN)/python $(INSTALL) --no-build-isolation $(foreach plugin,$(PLUGINS),--editable $(plugin)) peft
 	@touch $@
 
 # An engine's environment: torch, then the lock as it stands (no resolution), then rlcore and the plugin.

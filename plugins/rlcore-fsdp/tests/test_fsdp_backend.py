@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsdp_cases import fsdp_weights, make_fsdp
+from fsdp_cases import fsdp_weights, make_fsdp, make_local
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.memory import OutOfMemory
 from rlcore_fsdp.mesh import make_grid
 from rlcore_fsdp.model import find_layers
 from rlcore_fsdp.tensor_parallel import check_sizes, cut
+from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import load_model
@@ -61,6 +62,19 @@ def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path)
         train(backend, batch, 1)
 
     assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp_weights(backend).items())
+
+
+def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp_path):
+    path, batch = save_model("qwen2", tmp_path), make_batch()
+    critics = {"context": {"head": "value"}}
+    fresh = make_fsdp(path, **critics).forward(batch, temperature=1.0).values
+    save_file({"value_head.weight": torch.randn(1, 32)}, tmp_path / "value_head.safetensors")
+
+    found = make_fsdp(path, **critics).forward(batch, temperature=1.0).values
+
+    expected = make_local(path, **critics).forward(batch, temperature=1.0).values
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    assert float((found - fresh).abs().max()) > 0.1
 
 
 def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path):
@@ -274,8 +288,6 @@ def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypa
     ],
 )
 def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     broken = Path(shutil.copytree(path, tmp_path / "broken"))
     file = broken / "model.safetensors"
     if damage == "missing":

@@ -14,6 +14,7 @@ from cpu_double import CPUMegatron
 from megatron_cases import PRELOAD, another_megatron, make_local, make_megatron, save_model
 from rlcore_megatron import MegatronBackend, MegatronConfig
 from rlcore_megatron.fit import check_divides, check_sizes, hf_config_of
+from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ConfigError, ModelError
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
@@ -79,6 +80,19 @@ def test_a_reference_and_a_critic_stand_beside_the_policy(path):
 
     assert torch.equal(reference.forward(make_batch(), temperature=1.0).log_probs, start)
     assert float((policy.forward(make_batch(), temperature=1.0).log_probs - start).abs().max()) > 1e-3
+
+
+def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp_path):
+    path, batch = save_model("qwen2", tmp_path), make_batch()
+    critics = {"context": {"head": "value"}}
+    fresh = make_megatron(path, **critics).forward(batch, temperature=1.0).values
+    save_file({"value_head.weight": torch.randn(1, 32)}, tmp_path / "value_head.safetensors")
+
+    found = make_megatron(path, **critics).forward(batch, temperature=1.0).values
+
+    expected = make_local(path, **critics).forward(batch, temperature=1.0).values
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    assert float((found - fresh).abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("distributed", [True, False])
@@ -444,8 +458,6 @@ def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_
     ],
 )
 def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     broken = Path(shutil.copytree(path, tmp_path / "broken"))
     file = broken / "model.safetensors"
     if damage == "missing":

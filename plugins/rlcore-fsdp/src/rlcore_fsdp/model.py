@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -143,7 +144,7 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     load_shards({n: p for n, p in named.items() if not lora.is_adapter(n)}, directory, conversion)
     lora.start_adapters({n: p for n, p in named.items() if lora.is_adapter(n)}, context.seed)
     if packed.value_head is not None:
-        _start_value_head(packed.value_head, context.seed)
+        _start_value_head(packed.value_head, directory, context.seed)
     _check_packing(packed, model.precision, device)
     packed.settle()
     return packed
@@ -248,10 +249,13 @@ def _materialise(packed: PackedModel, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def _start_value_head(head: nn.Linear, seed: int) -> None:
+def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
+    """The one that was trained with the model, where there is one; else a random one, the same on any number of ranks."""
     weight: Any = head.weight
     whole = torch.empty(weight.shape)
     whole.normal_(std=1.0 / (weight.shape[1] + 1), generator=torch.Generator().manual_seed(seed))
+    if (trained := directory / "value_head.safetensors").is_file():
+        whole = load_file(trained)[VALUE_HEAD]
     weight.to_local().copy_(whole[own_part(weight)])
 
 
