@@ -1,6 +1,5 @@
 """Whole runs with two hosts through Ray: they learn as with `local`, and go on exactly after a rank was killed."""
 
-import json
 import logging
 import os
 import subprocess
@@ -11,10 +10,10 @@ import pytest
 import ray
 
 from rlcore.cli.train import run as train
+from rlcore.testing.runs import metrics, small_run
 
 FAULTS = Path(__file__).with_name("fsdp_faults.py")
-SMALL = ["preset=quickstart", "trainer.prompts_per_step=7", "sampling.samples_per_prompt=3", "eval.max_prompts=16"]
-CLOCK = ("time", "perf/", "time_s/", "controller/")
+UNEVEN = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]
 PPO = ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
 TWO = ["runtime=ray", "pools.main.devices_per_node=2"]
 
@@ -27,22 +26,7 @@ def _quickstart_assets():
 
 
 def settings(directory, *more, steps=3):
-    given = {item.partition("=")[0] for item in more}
-    base = [
-        *SMALL,
-        "runtime=local",
-        "trackers=jsonl",
-        f"trainer.steps={steps}",
-        f"run.directory={directory}",
-        "run.name=r",
-    ]
-    return [*(item for item in base if item.partition("=")[0] not in given), *more]
-
-
-def metrics(directory):
-    """The lines of metrics.jsonl without what depends on the clock."""
-    lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith(CLOCK)} for line in lines]
+    return small_run(directory, *UNEVEN, *more, steps=steps)
 
 
 @pytest.fixture(scope="module")
