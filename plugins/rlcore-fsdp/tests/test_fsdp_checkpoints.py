@@ -73,7 +73,7 @@ def path(tmp_path_factory):
 def written(path, tmp_path_factory):
     """(reports of two ranks, directory with one checkpoint for each kind)"""
     directory = tmp_path_factory.mktemp("written")
-    return run_ranks(2, write_and_go_on, directory, path, preload=PRELOAD), directory
+    return run_ranks(2, write_and_go_on, directory, path, preload=PRELOAD, timeout_s=300), directory
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,9 @@ def resumed(path, written, tmp_path_factory):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"resumed{world}")
             made[world] = (
-                run_ranks(world, read_and_go_on, directory, path, written[1], list(KINDS), preload=PRELOAD),
+                run_ranks(
+                    world, read_and_go_on, directory, path, written[1], list(KINDS), preload=PRELOAD, timeout_s=300
+                ),
                 directory,
             )
         return made[world]
