@@ -89,7 +89,7 @@ def command(arguments, **env):
         env={**os.environ, **env},
         text=True,
         capture_output=True,
-        timeout=115,
+        timeout=300,
         check=False,
     )
 
