@@ -513,8 +513,13 @@ def test_transformers_opens_a_saved_model_and_computes_the_same(name, paths, tmp
     torch.testing.assert_close(found.double(), expected, atol=3e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("steps_before", [0, 2], ids=["before the first step", "after two steps"])
-def test_training_goes_on_bit_for_bit_after_save_and_load(steps_before, path, paths, tmp_path):
+@pytest.mark.parametrize(
+    ("steps_before", "name"),
+    [(0, "qwen2"), (2, "qwen2"), (2, "gemma2")],
+    ids=["before the first step", "after two steps", "a family without sdpa"],
+)
+def test_training_goes_on_bit_for_bit_after_save_and_load(steps_before, name, paths, tmp_path):
+    path = paths[name]
     config = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=1, weight_decay=0.1)
     context = BackendContext(total_steps=5)
     batch = make_batch(random_ids(LENGTHS))

@@ -14,6 +14,7 @@ import pytest
 import rlcore
 from rlcore.algorithms.grpo import GRPO
 from rlcore.algorithms.ppo import PPO
+from rlcore.backends.local import LocalBackend
 from rlcore.config.build import build
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.controller.pool import PoolConfig, check_capacity
@@ -321,6 +322,38 @@ def test_rows_that_do_not_divide_are_shared_unevenly(plan_of, devices, share):
     plan = plan_of(runtime={"name": "ray"}, pools=pools(main=devices))
 
     assert f"3 prompts × 4 samples = 12 rows, {share}" in line(plan, "step")
+
+
+class Couples(LocalBackend):
+    """Two devices share their rows."""
+
+    @staticmethod
+    def data_parallel(config, *, model, world_size, device):
+        if world_size % 2:
+            raise ConfigError(f"{world_size} devices of {Path(model.path).name} on {device}\nGive the pool 2")
+        return world_size // 2
+
+
+def test_rows_are_counted_for_the_devices_that_share_them(plan_of):
+    backend = {"name": "tests.test_plan:Couples"}
+
+    plan = plan_of(runtime={"name": "ray"}, pools=pools(main=6), backend=backend)
+
+    assert "3 prompts × 4 samples = 12 rows, 4 per 2 devices, " in line(plan, "step")
+
+
+@pytest.mark.parametrize("role", ["actor", "critic", "reference"])
+def test_a_backend_says_before_the_start_what_it_cannot_run_on(plan_of, role):
+    plan = plan_of(
+        runtime={"name": "ray"},
+        backend={"name": "tests.test_plan:Couples"},
+        algorithm={"name": "ppo", "kl": {"coefficient": 0.1}},
+        pools=pools(even=2, odd=3),
+        placement={"default": "even", role: "odd"},
+    )
+
+    with pytest.raises(ConfigError, match="3 devices of stories260k on cpu"):
+        describe(plan)
 
 
 def test_a_plan_in_words(plan_of, tmp_path):

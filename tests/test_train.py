@@ -13,35 +13,15 @@ import pytest
 
 from rlcore.cli.train import run as train
 from rlcore.errors import ConfigError, RunError
+from rlcore.testing.runs import metrics, small_run
 
 FAULTS = Path(__file__).with_name("faults.py")
-SMALL = ["preset=quickstart", "trainer.prompts_per_step=8", "sampling.samples_per_prompt=4", "eval.max_prompts=16"]
-TIMES = ("time", "perf/", "time_s/", "controller/")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quickstart_assets(tmp_path_factory):
     """Made once; kept across runs of the tests where the user's cache is."""
     os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
-
-
-def settings(directory: Path, *more: str, steps: int = 4) -> list[str]:
-    given = {item.partition("=")[0] for item in more}
-    base = [
-        *SMALL,
-        "runtime=local",
-        "trackers=jsonl",
-        f"trainer.steps={steps}",
-        f"run.directory={directory}",
-        "run.name=r",
-    ]
-    return [*(item for item in base if item.partition("=")[0] not in given), *more]
-
-
-def metrics(directory: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl without what depends on the clock."""
-    lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith(TIMES)} for line in lines]
 
 
 def command(*arguments: str, mark: str = "", **env: str) -> subprocess.Popen:
@@ -69,7 +49,7 @@ def marked(mark: str) -> list[int]:
 
 
 def test_the_quickstart_learns_in_forty_steps(tmp_path):
-    train(settings(tmp_path, "trainer.prompts_per_step=64", "sampling.samples_per_prompt=8", steps=40), dry_run=False)
+    train(small_run(tmp_path, "trainer.prompts_per_step=64", "sampling.samples_per_prompt=8", steps=40), dry_run=False)
     rewards = [line["reward/mean"] for line in metrics(tmp_path)[1:]]
     assert rewards[0] < 0.15
     assert sum(rewards[-5:]) / 5 > 2 * rewards[0]
@@ -78,8 +58,8 @@ def test_the_quickstart_learns_in_forty_steps(tmp_path):
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_ray_and_local_give_the_same_bits(tmp_path, algorithm):
     more = [] if algorithm == "grpo" else ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
-    train(settings(tmp_path / "local", *more), dry_run=False)
-    train(settings(tmp_path / "ray", *more, "runtime=ray"), dry_run=False)
+    train(small_run(tmp_path / "local", *more), dry_run=False)
+    train(small_run(tmp_path / "ray", *more, "runtime=ray"), dry_run=False)
     assert metrics(tmp_path / "local") == metrics(tmp_path / "ray")
 
 
@@ -102,30 +82,30 @@ class Mine(GRPO):
 """
     (tmp_path / "my.algorithm.py").write_text(code)
     mine = [f"algorithm={tmp_path}/my.algorithm.py:Mine", "algorithm.boost=2.5"]
-    train(settings(tmp_path, *mine, "runtime=ray", steps=1), dry_run=False)
+    train(small_run(tmp_path, *mine, "runtime=ray", steps=1), dry_run=False)
     assert metrics(tmp_path)[1]["actor/boost"] == 2.5
 
 
 def test_split_pools_give_the_same_bits_as_one(tmp_path):
-    train(settings(tmp_path / "one"), dry_run=False)
-    train(settings(tmp_path / "two", "runtime=ray", "placement=split"), dry_run=False)
+    train(small_run(tmp_path / "one"), dry_run=False)
+    train(small_run(tmp_path / "two", "runtime=ray", "placement=split"), dry_run=False)
     assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
 
 
 def test_two_data_parallel_ranks_train_as_one(tmp_path):
     odd = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]  # 21 rows do not divide
-    train(settings(tmp_path / "one", *odd), dry_run=False)
-    train(settings(tmp_path / "two", *odd, "runtime=ray", "pools.main.devices_per_node=2"), dry_run=False)
+    train(small_run(tmp_path / "one", *odd), dry_run=False)
+    train(small_run(tmp_path / "two", *odd, "runtime=ray", "pools.main.devices_per_node=2"), dry_run=False)
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
 
 
 def test_resume_goes_on_with_the_same_bits(tmp_path):
     every = "checkpoint.every_steps=3"
-    train(settings(tmp_path / "whole", every, steps=7), dry_run=False)
+    train(small_run(tmp_path / "whole", every, steps=7), dry_run=False)
     with pytest.raises(RuntimeError, match="fourth step"):
-        train(settings(tmp_path / "cut", every, f"plugins.hooks=['{FAULTS}:raises']", steps=7), dry_run=False)
-    train(settings(tmp_path / "cut", every, steps=7), dry_run=False)
+        train(small_run(tmp_path / "cut", every, f"plugins.hooks=['{FAULTS}:raises']", steps=7), dry_run=False)
+    train(small_run(tmp_path / "cut", every, steps=7), dry_run=False)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
@@ -138,7 +118,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, background):
         "checkpoint.every_steps=2",
         "checkpoint.keep_last=9",
     ]
-    train(settings(tmp_path, *later, f"checkpoint.background={background}", steps=7), dry_run=False)
+    train(small_run(tmp_path, *later, f"checkpoint.background={background}", steps=7), dry_run=False)
     found = sorted((tmp_path / "r" / "checkpoints").glob("step_*"))
     assert [path.name for path in found] == ["step_000002", "step_000004", "step_000006", "step_000007"]
     written = [path / "actor" / "written.txt" for path in found]
@@ -150,19 +130,19 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, background):
 
 def test_an_error_of_the_next_step_does_not_cost_the_checkpoint_that_is_being_written(tmp_path):
     later = [f"backend={FAULTS}:WritesLater", "checkpoint.every_steps=3"]
-    train(settings(tmp_path / "whole", *later, steps=7), dry_run=False)
+    train(small_run(tmp_path / "whole", *later, steps=7), dry_run=False)
     with pytest.raises(RuntimeError, match="fourth step"):
-        train(settings(tmp_path / "cut", *later, f"plugins.hooks=['{FAULTS}:raises']", steps=7), dry_run=False)
+        train(small_run(tmp_path / "cut", *later, f"plugins.hooks=['{FAULTS}:raises']", steps=7), dry_run=False)
     assert [path.name for path in (tmp_path / "cut" / "r" / "checkpoints").iterdir()] == ["step_000003"]
-    train(settings(tmp_path / "cut", *later, steps=7), dry_run=False)
+    train(small_run(tmp_path / "cut", *later, steps=7), dry_run=False)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
     more = ["checkpoint.every_steps=2", "algorithm.minibatches=1", f"backend={FAULTS}:{fault}"]
-    train(settings(tmp_path / "whole", *more[:2], steps=6), dry_run=False)
-    arguments = settings(tmp_path / "cut", *more, steps=6)
+    train(small_run(tmp_path / "whole", *more[:2], steps=6), dry_run=False)
+    arguments = small_run(tmp_path / "cut", *more, steps=6)
     killed = command(*arguments)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
@@ -175,7 +155,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
 
 def test_a_dead_host_ends_the_run_and_says_who_died(tmp_path):
     mark = uuid.uuid4().hex
-    arguments = settings(tmp_path, "runtime=ray", "algorithm.minibatches=1", f"backend={FAULTS}:DiesInStep", steps=6)
+    arguments = small_run(tmp_path, "runtime=ray", "algorithm.minibatches=1", f"backend={FAULTS}:DiesInStep", steps=6)
     process = command(*arguments, mark=mark)
     output, _ = process.communicate(timeout=90)
     assert process.returncode == 1
@@ -184,7 +164,7 @@ def test_a_dead_host_ends_the_run_and_says_who_died(tmp_path):
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path):
-    train(settings(tmp_path, "checkpoint.every_steps=1", "checkpoint.keep_last=2", steps=4), dry_run=False)
+    train(small_run(tmp_path, "checkpoint.every_steps=1", "checkpoint.keep_last=2", steps=4), dry_run=False)
     assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["step_000003", "step_000004"]
 
 
@@ -193,7 +173,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
         "import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1));"
         "from rlcore.cli import main; sys.exit(main(sys.argv[2:]))"
     )
-    arguments = ["train", *settings(tmp_path, "checkpoint.every_steps=1", steps=2)]
+    arguments = ["train", *small_run(tmp_path, "checkpoint.every_steps=1", steps=2)]
     assert subprocess.run([sys.executable, "-m", "rlcore", *arguments], timeout=60, check=False).returncode == 0
     more = [item if not item.startswith("trainer.steps") else "trainer.steps=3" for item in arguments]
     full = subprocess.run(
@@ -213,7 +193,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
 
 def test_gradients_that_are_not_finite_are_skipped_and_then_stop_the_run(tmp_path):
     with pytest.raises(RunError, match="2 steps in a row had a loss or gradient that is not finite"):
-        train(settings(tmp_path, f"backend={FAULTS}:AlwaysNaN", "trainer.max_skipped_steps=2", steps=6), dry_run=False)
+        train(small_run(tmp_path, f"backend={FAULTS}:AlwaysNaN", "trainer.max_skipped_steps=2", steps=6), dry_run=False)
     assert len(json.loads((tmp_path / "r" / "bad_samples.json").read_text())["sample_ids"]) == 32
     assert metrics(tmp_path)[1]["actor/skipped"] == 1.0
 
@@ -222,7 +202,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_then_stop_the_run(tmp_pat
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_with_a_checkpoint_and_no_process_left(tmp_path, runtime, number):
     mark = uuid.uuid4().hex
-    process = command(*settings(tmp_path, f"runtime={runtime}", steps=100000), mark=mark)
+    process = command(*small_run(tmp_path, f"runtime={runtime}", steps=100000), mark=mark)
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 3)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -234,7 +214,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_process_left(tmp_path, run
 def test_a_second_interrupt_abandons_the_step(tmp_path):
     mark = uuid.uuid4().hex
     process = command(
-        *settings(tmp_path, "sampling.max_response_tokens=100", "reward={name:length,max:3}", steps=100000), mark=mark
+        *small_run(tmp_path, "sampling.max_response_tokens=100", "reward={name:length,max:3}", steps=100000), mark=mark
     )
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 1)
     process.send_signal(signal.SIGINT)
@@ -246,7 +226,7 @@ def test_a_second_interrupt_abandons_the_step(tmp_path):
 
 def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started(tmp_path):
     mark = uuid.uuid4().hex
-    process = command(*settings(tmp_path, "runtime=ray", "trackers=[console,jsonl]", steps=100000), mark=mark)
+    process = command(*small_run(tmp_path, "runtime=ray", "trackers=[console,jsonl]", steps=100000), mark=mark)
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", -1)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
@@ -258,20 +238,20 @@ def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started
 
 
 def test_two_runs_never_share_a_directory(tmp_path):
-    process = command(*settings(tmp_path, steps=100000))
+    process = command(*small_run(tmp_path, steps=100000))
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 1)
     with pytest.raises(ConfigError, match=rf"another process trains in {tmp_path}/r\n.*run.name=NAME"):
-        train(settings(tmp_path), dry_run=False)
+        train(small_run(tmp_path), dry_run=False)
     process.kill()
     process.communicate(timeout=60)
-    train(settings(tmp_path, steps=1), dry_run=False)
+    train(small_run(tmp_path, steps=1), dry_run=False)
     assert len(metrics(tmp_path)) == 2
 
 
 def test_runs_without_a_name_that_begin_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcore.cli.train._new_name", lambda config, overrides: "same")
     for _ in range(2):
-        train(settings(tmp_path, "run.name=", steps=1), dry_run=False)
+        train(small_run(tmp_path, "run.name=", steps=1), dry_run=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same-2"]
 
 
@@ -280,7 +260,7 @@ def test_a_checkpoint_that_stayed_on_another_node_is_not_counted(tmp_path):
     with pytest.raises(
         RunError, match=r"(?s)is there on the node of role 'actor', and not on this one.*run.directory=DIR"
     ):
-        train(settings(tmp_path, *more), dry_run=False)
+        train(small_run(tmp_path, *more), dry_run=False)
     assert list((tmp_path / "r" / "checkpoints").iterdir()) == []
 
 

@@ -27,7 +27,7 @@ from rlcore.models import attention
 from rlcore.models.activations import checkpoint_activations
 from rlcore.models.attention import Packing
 from rlcore.models.head import TokenHead, hidden_states, use_packed_attention
-from rlcore.models.load import load_model
+from rlcore.models.load import check_directory, check_same_files, load_model
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
 
@@ -55,7 +55,7 @@ class LocalBackend:
         )
         self._context, self._model_config, self._optimizer_config = context, model, optimizer
         self._device = torch.device(context.device)
-        self._model = load_model(model.path, device=context.device, attention="eager")
+        self._model = load_model(model.path, device=context.device)
         self._token_head = TokenHead(self._model)
         use_packed_attention(self._model, self._token_head)
         self._value_head = self._make_value_head() if context.head == "value" else None
@@ -66,7 +66,8 @@ class LocalBackend:
         self._optimizer = make_adamw(list(self._names), optimizer) if context.trained else None
         if not context.trained:
             self._model.requires_grad_(False)
-        self._check_same_everywhere()
+        if self.mesh.world_size > 1:
+            check_same_files(check_directory(model.path), self._device)
 
     @torch.no_grad()
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
@@ -130,7 +131,7 @@ class LocalBackend:
     def load(self, directory: Path) -> None:
         """Read everything, check it, and only then change anything."""
         state = json.loads(_need(directory / "backend.json").read_text())
-        fresh = dict(_read_model(directory).named_parameters())
+        fresh = dict(load_model(str(directory)).named_parameters())
         own = dict(self._model.named_parameters())
         different = sorted(
             name
@@ -232,20 +233,6 @@ class LocalBackend:
         for parameter, part in zip(self._names, torch.split(flat, [parameter.numel() for parameter in self._names])):
             parameter.grad = part.view_as(parameter)
 
-    def _check_same_everywhere(self) -> None:
-        """All ranks must have read the same files."""
-        if self.mesh.world_size == 1:
-            return
-        total = sum(
-            (parameter.detach().double().sum() for parameter in self._model.parameters()), torch.zeros(()).double()
-        )
-        sums = [torch.zeros_like(total) for _ in range(self.mesh.world_size)]
-        dist.all_gather(sums, total)
-        if any(not torch.equal(other, total) for other in sums):
-            raise ModelError(
-                f"the ranks have read different weights from {self._model_config.path}\nCopy one model to every node."
-            )
-
     def _move(self, device: str) -> None:
         if self._device.type == "cpu":
             return
@@ -268,7 +255,3 @@ def _need(path: Path) -> Path:
     if not path.is_file():
         raise ModelError(f"{path.parent} is not a whole checkpoint: {path.name} is missing\nNothing was loaded.")
     return path
-
-
-def _read_model(directory: Path) -> Any:
-    return load_model(str(directory))

@@ -97,7 +97,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: str = "sdpa") -> Any:
+def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: str = "eager") -> Any:
     """A causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
 
     Raises:

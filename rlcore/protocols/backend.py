@@ -93,7 +93,9 @@ class Backend(Protocol):
 
     A static method `takes_turns(config) -> bool` says that `offload` frees the device under these settings; without it the
     model stays there for the whole run. Another, `model_bytes(config, num_parameters, *, world_size, trained) -> int`,
-    says what parameters, gradients and optimiser take of one device; without it each device holds the whole model.
+    says what parameters, gradients and optimiser take of one device; without it each device holds the whole model. A third,
+    `data_parallel(config, *, model, world_size, device) -> int`, is asked before anything starts, with "cpu" or "cuda":
+    how many devices get rows of their own, all without it. It raises UserError for what cannot run there.
 
     When `world_size > 1` the host has initialised `torch.distributed` before the backend is made; the backend may make
     sub-groups. Collective calls are allowed in every method but `offload`, as every rank gets every call.

@@ -8,7 +8,8 @@ A suite is a class of pytest tests about what the core relies on. A subclass say
         def make(self, model, context):
             return MyEngine(MyConfig(), model=model, context=context)
 
-The suites need pytest; the fakes do not. Nothing is imported before it is asked for.
+The suites need pytest; the fakes do not. Nothing is imported before it is asked for. Besides: `rlcore.testing.training`
+compares the ranks of a backend with `local`, and `rlcore.testing.runs` makes small runs.
 """
 
 from __future__ import annotations

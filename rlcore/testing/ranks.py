@@ -18,18 +18,24 @@ _PRELOADED = ("torch.distributed.checkpoint", "transformers.models.llama.modelin
 
 
 def start_ranks(
-    world: int, function: Callable[..., Any], directory: Path, *args: Any, preload: Sequence[str] = ()
+    world: int,
+    function: Callable[..., Any],
+    directory: Path,
+    *args: Any,
+    preload: Sequence[str] = (),
+    timeout_s: float = 90.0,
 ) -> list[BaseProcess]:
     """Processes that run function(rank, world, directory, *args) and write its result to directory/rank.json.
 
     Args:
         preload: modules that the server of the processes imports once for all; the first call decides.
+        timeout_s: of one collective; 30 at least.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED, *preload])
     directory.mkdir(parents=True, exist_ok=True)
     ranks: list[BaseProcess] = [
-        context.Process(target=_rank, args=(rank, world, function, directory, args), daemon=True)
+        context.Process(target=_rank, args=(rank, world, function, directory, args, timeout_s), daemon=True)
         for rank in range(world)
     ]
     for process in ranks:
@@ -46,7 +52,7 @@ def run_ranks(
     timeout_s: float = 90.0,
 ) -> list[Any]:
     """Their results, which must be JSON, in order of rank; the first failure of a rank ends all of them."""
-    ranks = start_ranks(world, function, directory, *args, preload=preload)
+    ranks = start_ranks(world, function, directory, *args, preload=preload, timeout_s=timeout_s)
     deadline = time.monotonic() + timeout_s
     try:
         alive: dict[Any, BaseProcess] = {process.sentinel: process for process in ranks}
@@ -63,7 +69,9 @@ def run_ranks(
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-def _rank(rank: int, world: int, function: Callable[..., Any], directory: Path, args: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, world: int, function: Callable[..., Any], directory: Path, args: tuple[Any, ...], timeout_s: float
+) -> None:
     import torch
     import torch.distributed as dist
 
@@ -74,7 +82,7 @@ def _rank(rank: int, world: int, function: Callable[..., Any], directory: Path, 
             init_method=f"file://{directory}/rendezvous",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=30),
+            timeout=timedelta(seconds=max(30.0, timeout_s)),
         )
         result = function(rank, world, directory, *args)
         (directory / f"{rank}.json").write_text(json.dumps(result))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rlcore.config.schema import Config
 from rlcore.controller.runtime import resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
+from rlcore.registry import Resolved
 from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.memory import (
     ModelSize,
@@ -22,12 +24,14 @@ from rlcore.trainer.memory import (
 )
 from rlcore.trainer.plan import TRAINED, Plan
 
+_WITHOUT_BACKEND = ("rollout", "reward", "reward_model")
+
 
 def describe(plan: Plan) -> list[str]:
     """The plan, line by line.
 
     Raises:
-        CapacityError: roles are to take turns on devices where they do not fit.
+        UserError: roles are to take turns on devices where they do not fit; a model cannot be trained on its pool.
     """
     config = plan.config
     size = ModelSize.read(check_directory(config.model.path))
@@ -58,10 +62,9 @@ def _part(reward: RewardSpec) -> str:
     return f"{reward.weight:g} × {reward.name}" + (f" (relative: {reward.relative})" if reward.relative != "no" else "")
 
 
-def _plugin_line(kind: str, resolved: object) -> str:
-    name, package = getattr(resolved, "name", ""), getattr(resolved, "package", "")
-    version = getattr(resolved, "version", "")
-    return f"{kind:<10} {name}" + (f" ({package} {version})" if package else " (project code)")
+def _plugin_line(kind: str, resolved: Resolved) -> str:
+    where = f" ({resolved.package} {resolved.version})" if resolved.package else " (project code)"
+    return f"{kind:<10} {resolved.name}{where}"
 
 
 def _counted(plan: Plan) -> str:
@@ -73,15 +76,28 @@ def _counted(plan: Plan) -> str:
 def _arithmetic(plan: Plan) -> list[str]:
     config = plan.config
     rows = config.trainer.prompts_per_step * config.sampling.samples_per_prompt
-    devices = config.pools[plan.placement["actor"]].num_devices
-    shares = even_sizes(rows, devices)
+    sharers = {role: _data_parallel(plan, role) for role in plan.placement if role not in _WITHOUT_BACKEND}["actor"]
+    shares = even_sizes(rows, sharers)
     share = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
+    together = config.pools[plan.placement["actor"]].num_devices // sharers
+    per = "device" if together == 1 else f"{together} devices"
     algorithm = plan.algorithm.config
     updates = getattr(algorithm, "epochs", 1) * getattr(algorithm, "minibatches", 1)
     return [
         f"step       {config.trainer.prompts_per_step} prompts × {config.sampling.samples_per_prompt} samples = {rows} rows,"
-        f" {share} per device, {updates} updates; {config.trainer.steps} steps"
+        f" {share} per {per}, {updates} updates; {config.trainer.steps} steps"
     ]
+
+
+def _data_parallel(plan: Plan, role: str) -> int:
+    """Devices of a role's pool that get rows of their own. A backend in another Python than this one is not asked."""
+    pool = plan.config.pools[plan.placement[role]]
+    own = getattr(plan.backend.resolved.object, "data_parallel", None)
+    if own is None or pool.python:
+        return pool.num_devices
+    model = replace(plan.config.model, path=plan.models[role])
+    device = resolve_device(pool.device)
+    return int(own(plan.backend.config, model=model, world_size=pool.num_devices, device=device))
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -189,7 +205,7 @@ def _model_bytes(plan: Plan, role: str) -> int:
     """Parameters, gradients and optimiser of a role on one device, as the backend says."""
     size, trained = ModelSize.read(check_directory(plan.models[role])), role in TRAINED
     own = getattr(plan.backend.resolved.object, "model_bytes", None)
-    if own is None:
+    if own is None or role == "reward_model":
         return trained_bytes(size) if trained else frozen_bytes(size)
     world_size = plan.config.pools[plan.placement[role]].num_devices
     return int(own(plan.backend.config, size.num_parameters, world_size=world_size, trained=trained))

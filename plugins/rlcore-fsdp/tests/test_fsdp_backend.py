@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsdp_cases import FAMILIES, LENGTHS, SGD_LIKE, fsdp_weights, make_batch, make_fsdp, policy_loss, save_model, train
-from rlcore_fsdp import FSDPConfig
+from fsdp_cases import fsdp_weights, make_fsdp, make_local
+from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.memory import OutOfMemory
 from rlcore_fsdp.mesh import make_grid
 from rlcore_fsdp.model import find_layers
 from rlcore_fsdp.tensor_parallel import check_sizes, cut
+from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import load_model
-from rlcore.protocols.backend import BackendContext, OptimizerConfig
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.testing.training import FAMILIES, GENTLE, make_batch, policy_loss, save_model, train
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def path(paths):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_samples_have_the_outputs_of_samples_alone(family, paths):
-    batch = make_batch(LENGTHS)
+    batch = make_batch()
     own = load_model(paths[family], attention="eager")
 
     out = make_fsdp(paths[family], max_tokens_per_device=30).forward(batch, temperature=0.7)
@@ -62,8 +64,21 @@ def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp_weights(backend).items())
 
 
+def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp_path):
+    path, batch = save_model("qwen2", tmp_path), make_batch()
+    critics = {"context": {"head": "value"}}
+    fresh = make_fsdp(path, **critics).forward(batch, temperature=1.0).values
+    save_file({"value_head.weight": torch.randn(1, 32)}, tmp_path / "value_head.safetensors")
+
+    found = make_fsdp(path, **critics).forward(batch, temperature=1.0).values
+
+    expected = make_local(path, **critics).forward(batch, temperature=1.0).values
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    assert float((found - fresh).abs().max()) > 0.1
+
+
 def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path):
-    batch, config = make_batch(LENGTHS), {"lora_rank": 2}
+    batch, config = make_batch(), {"lora_rank": 2}
     reference = make_fsdp(path, config=config, context={"trained": False})
     policy = make_fsdp(path, config=config)
     start = reference.forward(batch, temperature=1.0).log_probs
@@ -81,7 +96,7 @@ def test_two_policies_of_one_process_do_not_share_adapters(path):
     first, second = (make_fsdp(path, config={"lora_rank": 2}) for _ in range(2))
     before = dict(second.weights())
 
-    train(first, make_batch(LENGTHS), 2)
+    train(first, make_batch(), 2)
 
     assert all(torch.equal(tensor, before[name]) for name, tensor in second.weights())
 
@@ -90,7 +105,7 @@ def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
     backend = make_fsdp(path, config={"lora_rank": 2, "lora_targets": ("q_proj", "v_proj")})
     before = dict(load_model(path).named_parameters())
 
-    train(backend, make_batch(LENGTHS), 3)
+    train(backend, make_batch(), 3)
 
     moved = {name for name, tensor in backend.weights() if not torch.equal(tensor, before[name].detach())}
     expected = {f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in (0, 1) for part in "qv"}
@@ -98,7 +113,7 @@ def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
 
 
 def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
-    batch = make_batch(LENGTHS)
+    batch = make_batch()
     exact, rough = make_fsdp(path), make_fsdp(path, precision="bfloat16")
 
     gap = exact.forward(batch, temperature=1.0).log_probs - rough.forward(batch, temperature=1.0).log_probs
@@ -111,7 +126,7 @@ def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
 
 
 def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
-    backend = make_fsdp(path, config={"optimizer": "muon"}, optimizer=SGD_LIKE)
+    backend = make_fsdp(path, config={"optimizer": "muon"}, optimizer=GENTLE)
     muon = next(one for one in backend._optimizer._all if isinstance(one, torch.optim.Muon))
 
     names = {backend._names[p] for group in muon.param_groups for p in group["params"]}
@@ -125,7 +140,7 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
     "ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning"
 )  # the compiler's own
 def test_compiled_layers_give_the_same_results(tmp_path):
-    path, batch = save_model("qwen2", tmp_path, num_hidden_layers=1), make_batch(LENGTHS)
+    path, batch = save_model("qwen2", tmp_path, num_hidden_layers=1), make_batch()
     plain, compiled = make_fsdp(path), make_fsdp(path, config={"compile": True})
 
     expected, found = train(plain, batch, 2), train(compiled, batch, 2)
@@ -213,8 +228,55 @@ def test_experts_are_not_cut_over_the_tensor_axis_in_silence(paths):
         def size(self):
             return 2
 
-    with pytest.raises(ModelError, match=r"Qwen3MoeForCausalLM has a plan with moe_tp_experts, packed_colwise"):
+    refused = r"Qwen3MoeForCausalLM has a plan with moe_tp_experts, packed_colwise"
+    with pytest.raises(ModelError, match=refused):
         cut(load_model(paths["qwen3_moe"]), Two())
+    with pytest.raises(ModelError, match=refused):
+        planned(paths["qwen3_moe"], tensor_parallel=2)
+
+
+def planned(path, *, world_size=8, **settings):
+    """What is said before anything starts."""
+    return FSDPBackend.data_parallel(
+        FSDPConfig(**settings), model=ModelConfig(path=path), world_size=world_size, device="cpu"
+    )
+
+
+def test_a_plan_knows_who_shares_rows(path):
+    assert planned(path) == planned(path, replicate=4) == 8
+    assert planned(path, replicate=2, tensor_parallel=2) == 4
+    assert planned(path, context_parallel=2) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({"world_size": 6, "replicate": 4}, "6 devices cannot be divided by replicate 4"),
+        ({"tensor_parallel": 4}, "tensor_parallel=4 does not divide num_key_value_heads=2"),
+        ({"context_parallel": 4}, "context_parallel=4 does not divide the 2 num_key_value_heads"),
+    ],
+    ids=["devices", "tensor", "context"],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(given, first, path):
+    with pytest.raises(ConfigError, match=first):
+        planned(path, **given)
+
+
+def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypatch):
+    real = importlib.metadata.version
+
+    def version(name):
+        if name == "peft":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+    assert planned(path) == 8
+    with pytest.raises(
+        ConfigError, match=r"needs peft.*which is not installed\nType  pip install 'rlcore-fsdp\[lora\]'"
+    ):
+        planned(path, lora_rank=4)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +288,6 @@ def test_experts_are_not_cut_over_the_tensor_axis_in_silence(paths):
     ],
 )
 def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     broken = Path(shutil.copytree(path, tmp_path / "broken"))
     file = broken / "model.safetensors"
     if damage == "missing":

@@ -5,12 +5,13 @@ import shutil
 
 import pytest
 import torch
-from fsdp_cases import LENGTHS, PRELOAD, fsdp_weights, make_batch, make_fsdp, save_model, train
+from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ModelError
 from rlcore.models.load import load_model
 from rlcore.testing import run_ranks
+from rlcore.testing.training import LENGTHS, make_batch, save_model, train
 
 STEPS = 3
 KINDS = {
@@ -27,7 +28,7 @@ def shares(dp_rank, dp_size):
 
 def write_and_go_on(rank, world, directory, path):
     """Train, save, train; the checkpoint is being written while the last steps run."""
-    batch, report = make_batch(LENGTHS), {}
+    batch, report = make_batch(), {}
     for kind, config in KINDS.items():
         backend = make_fsdp(path, config=config, context={"rank": rank, "world_size": world, "seed": 3})
         share = shares(backend.mesh.dp_rank, backend.mesh.dp_size)
@@ -50,7 +51,7 @@ def write_and_go_on(rank, world, directory, path):
 
 def read_and_go_on(rank, world, directory, path, source, kinds):
     """Load another world's checkpoint into a fresh backend and train on."""
-    batch, report = make_batch(LENGTHS), {}
+    batch, report = make_batch(), {}
     for kind in kinds:
         config = KINDS[kind] if world > 1 else {k: v for k, v in KINDS[kind].items() if k != "tensor_parallel"}
         backend = make_fsdp(path, config=config, context={"rank": rank, "world_size": world, "seed": 9})
@@ -72,7 +73,7 @@ def path(tmp_path_factory):
 def written(path, tmp_path_factory):
     """(reports of two ranks, directory with one checkpoint for each kind)"""
     directory = tmp_path_factory.mktemp("written")
-    return run_ranks(2, write_and_go_on, directory, path, preload=PRELOAD), directory
+    return run_ranks(2, write_and_go_on, directory, path, preload=PRELOAD, timeout_s=300), directory
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,9 @@ def resumed(path, written, tmp_path_factory):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"resumed{world}")
             made[world] = (
-                run_ranks(world, read_and_go_on, directory, path, written[1], list(KINDS), preload=PRELOAD),
+                run_ranks(
+                    world, read_and_go_on, directory, path, written[1], list(KINDS), preload=PRELOAD, timeout_s=300
+                ),
                 directory,
             )
         return made[world]
@@ -161,8 +164,10 @@ def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks for it
-def test_export_of_adapters_merges_them_and_keeps_them_for_peft(path, tmp_path):
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])  # gemma2 has no sdpa
+def test_export_of_adapters_merges_them_and_keeps_them_for_peft(family, tmp_path):
     peft = pytest.importorskip("peft")
+    path = save_model(family, tmp_path / "model")
     backend, batch = make_fsdp(path, config={"lora_rank": 2, "lora_alpha": 6.0}), make_batch([9])
     train(backend, batch, 4)
     merged = dict(backend.weights())
@@ -183,7 +188,7 @@ def test_export_of_adapters_merges_them_and_keeps_them_for_peft(path, tmp_path):
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(backend, tmp_path):
     other = make_fsdp(save_model("qwen3", tmp_path / "other", hidden_size=48))
-    train(backend, make_batch(LENGTHS), 1)
+    train(backend, make_batch(), 1)
     (tmp_path / "checkpoint").mkdir()
     backend.save(tmp_path / "checkpoint")
     before = {name: tensor.clone() for name, tensor in other.weights()}

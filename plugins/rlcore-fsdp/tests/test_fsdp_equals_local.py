@@ -5,27 +5,15 @@ bit or two (6e-8 relative each) of every step; ten steps of an optimiser that di
 grow by less than a hundred. A lost or doubled gradient is off by 1e-2 at least.
 """
 
-from itertools import pairwise
-
 import pytest
-import torch
-from fsdp_cases import (
-    LENGTHS,
-    PRELOAD,
-    fsdp_weights,
-    local_weights,
-    make_batch,
-    make_fsdp,
-    make_local,
-    save_model,
-    train,
-)
-from safetensors.torch import load_file, save_file
+from fsdp_cases import PRELOAD, fsdp_weights, local_weights, make_fsdp, make_local
+from safetensors.torch import load_file
 
+from rlcore.models.load import load_model
 from rlcore.testing import run_ranks
+from rlcore.testing.training import check_equal, follow, make_batch, save_model
 
 STEPS = 10
-LOSS_TOLERANCE = 5e-6
 WEIGHT_TOLERANCE = 2e-5
 
 CASES = {
@@ -65,13 +53,7 @@ def fields(name):
 
 
 def batch_of(model):
-    return make_batch(LENGTHS, vocab_size=500 if model == "stories" else 61)
-
-
-def shares(dp_size):
-    """Rows of each data-parallel rank: uneven, and the last of four has none."""
-    borders = {1: [0, 8], 2: [0, 3, 8], 4: [0, 2, 3, 8, 8]}[dp_size]
-    return [list(range(a, b)) for a, b in pairwise(borders)]
+    return make_batch(vocab_size=500) if model == "stories" else make_batch()
 
 
 def ten_steps(rank, world, directory, names, paths):
@@ -82,19 +64,8 @@ def ten_steps(rank, world, directory, names, paths):
         context, options = fields(name)
         context |= {"rank": rank, "world_size": world, "total_steps": STEPS, "seed": 4}
         backend = make_fsdp(paths[model], config=config, context=context, max_tokens_per_device=14, **options)
-        share = shares(backend.mesh.dp_size)[backend.mesh.dp_rank]
-        batch = batch_of(model)
-        scored = backend.forward(batch.take(share), temperature=0.9)
-        column = scored.values if scored.log_probs is None else scored.log_probs + 0.5 * scored.entropy
-        history = train(backend, batch, STEPS, share=share)
-        weights = fsdp_weights(backend)
-        if rank == 0:
-            save_file({key: value.contiguous() for key, value in weights.items()}, directory / f"{name}.safetensors")
-        report[name] = {
-            "history": history,
-            "dp": [backend.mesh.dp_rank, backend.mesh.dp_size, backend.mesh.returns],
-            "outputs": column.tolist(),
-        }
+        file = directory / f"{name}.safetensors"
+        report[name] = follow(backend, batch_of(model), STEPS, file, weights=fsdp_weights)
     return report
 
 
@@ -109,23 +80,23 @@ def paths(tmp_path_factory, assets):
 
 @pytest.fixture(scope="module")
 def runs(paths, tmp_path_factory):
-    """World size -> (reports of the ranks, directory); made when first asked for."""
+    """World size -> reports of the ranks; made when first asked for."""
     made = {}
 
     def run(world):
         if world not in made:
             directory = tmp_path_factory.mktemp(f"world{world}")
             names = [name for name, (worlds, *_) in CASES.items() if world in worlds]
-            made[world] = run_ranks(world, ten_steps, directory, names, paths, preload=PRELOAD), directory
+            made[world] = run_ranks(world, ten_steps, directory, names, paths, preload=PRELOAD, timeout_s=300)
         return made[world]
 
     return run
 
 
 @pytest.fixture(scope="module")
-def oracle(paths):
-    """Case -> (history, weights, outputs of a forward pass) of `local`."""
-    made = {}
+def oracle(paths, tmp_path_factory):
+    """Case -> the report of `local`."""
+    made, directory = {}, tmp_path_factory.mktemp("local")
 
     def run(name):
         _, model, config, _ = CASES[name]
@@ -133,53 +104,24 @@ def oracle(paths):
         of_model = {key: value for key, value in config.items() if key.startswith("lora")}
         key = (model, str(of_model), str(CASES[name][3]))
         if key not in made:
-            backend = make_local(
-                paths[model], config=of_model, context=context | {"total_steps": STEPS, "seed": 4}, **options
-            )
-            batch = batch_of(model)
-            scored = backend.forward(batch, temperature=0.9)
-            column = scored.values if scored.log_probs is None else scored.log_probs + 0.5 * scored.entropy
-            made[key] = train(backend, batch, STEPS), local_weights(backend), column
+            context |= {"total_steps": STEPS, "seed": 4}
+            backend = make_local(paths[model], config=of_model, context=context, **options)
+            file = directory / f"{len(made)}.safetensors"
+            made[key] = follow(backend, batch_of(model), STEPS, file, weights=local_weights)
         return made[key]
 
     return run
 
 
 @pytest.mark.parametrize(("name", "world"), ALL, ids=[f"{name}-{world}" for name, world in ALL])
-def test_ten_steps_equal_local(name, world, runs, oracle, paths):
-    reports, directory = runs(world)
-    history, weights, outputs = oracle(name)
-    mine = [report[name] for report in reports]
-    returning = {report["dp"][0]: report for report in mine if report["dp"][2]}
+def test_ten_steps_equal_local(name, world, runs, oracle):
+    reports = [report[name] for report in runs(world)]
 
-    batch = batch_of(CASES[name][1])
-    for dp_rank, share in enumerate(shares(len(returning))):
-        expected = [value for row in batch.take(share).split([1] * len(share)) for value in _own(row, batch, outputs)]
-        assert returning[dp_rank]["outputs"] == pytest.approx(expected, abs=2e-5)
-    losses = torch.tensor([[row[0] for row in report["history"]] for report in returning.values()]).sum(0)
-    norms = torch.tensor([row[1] for row in mine[0]["history"]])
-    torch.testing.assert_close(losses, torch.tensor([r[0] for r in history]), atol=LOSS_TOLERANCE, rtol=1e-5)
-    torch.testing.assert_close(norms, torch.tensor([r[1] for r in history]), atol=1e-5, rtol=1e-4)
-    assert [row[2] for row in mine[0]["history"]] == [row[2] for row in history]
-    found = load_file(directory / f"{name}.safetensors")
-    assert found.keys() == weights.keys()
-    for key, weight in weights.items():
-        torch.testing.assert_close(found[key], weight, atol=WEIGHT_TOLERANCE, rtol=0, msg=lambda m, k=key: f"{k}: {m}")
-
-
-def _own(row, batch, outputs):
-    """The oracle's outputs of one row, found by its tokens."""
-    ids, wanted = batch["input_ids"], row["input_ids"]
-    for start, length in zip(batch.offsets().tolist(), batch.lengths.tolist()):
-        if length == len(wanted) and torch.equal(ids[start : start + length], wanted):
-            return outputs[start : start + length].tolist()
-    raise AssertionError("no such row")
+    check_equal(reports, oracle(name), batch_of(CASES[name][1]), weight_tolerance=WEIGHT_TOLERANCE)
 
 
 def test_ten_steps_move_every_weight_further_than_the_tolerance(oracle, paths):
-    from rlcore.models.load import load_model
-
-    _, weights, _ = oracle("sharded")
+    weights = load_file(oracle("sharded")["file"])
     start = dict(load_model(paths["stories"]).named_parameters())
 
     assert min(float((weights[name] - start[name].detach()).abs().max()) for name in start) > 50 * WEIGHT_TOLERANCE

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from fsdp_cases import LENGTHS, make_batch, make_fsdp, save_model, train
+from fsdp_cases import make_fsdp
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.attention import Layout, attention
 
 from rlcore.models.attention import packed_attention
 from rlcore.testing import BackendContract
+from rlcore.testing.training import LENGTHS, make_batch, save_model, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ON_GPU = {"device": "cuda:0"}
@@ -48,7 +49,7 @@ def test_the_flash_kernel_gives_what_the_buckets_give(window):
 
 
 def test_bfloat16_trains_near_float32(path):
-    batch = make_batch(LENGTHS).to("cuda:0")
+    batch = make_batch().to("cuda:0")
     exact, rough = (make_fsdp(path, context=ON_GPU, precision=kind) for kind in ("float32", "bfloat16"))
 
     found, expected = train(rough, batch, 3), train(exact, batch, 3)
@@ -57,7 +58,7 @@ def test_bfloat16_trains_near_float32(path):
 
 
 def test_offload_gives_the_memory_back(path):
-    backend, batch = make_fsdp(path, context=ON_GPU), make_batch(LENGTHS).to("cuda:0")
+    backend, batch = make_fsdp(path, context=ON_GPU), make_batch().to("cuda:0")
     train(backend, batch, 1)
     parameters = sum(p.numel() * p.element_size() for p in backend._names)
     before = torch.cuda.memory_allocated()

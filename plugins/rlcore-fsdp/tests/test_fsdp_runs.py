@@ -1,6 +1,5 @@
 """Whole runs with two hosts through Ray: they learn as with `local`, and go on exactly after a rank was killed."""
 
-import json
 import logging
 import os
 import subprocess
@@ -11,10 +10,10 @@ import pytest
 import ray
 
 from rlcore.cli.train import run as train
+from rlcore.testing.runs import metrics, small_run
 
 FAULTS = Path(__file__).with_name("fsdp_faults.py")
-SMALL = ["preset=quickstart", "trainer.prompts_per_step=7", "sampling.samples_per_prompt=3", "eval.max_prompts=16"]
-CLOCK = ("time", "perf/", "time_s/", "controller/")
+UNEVEN = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]
 PPO = ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
 TWO = ["runtime=ray", "pools.main.devices_per_node=2"]
 
@@ -27,32 +26,21 @@ def _quickstart_assets():
 
 
 def settings(directory, *more, steps=3):
-    given = {item.partition("=")[0] for item in more}
-    base = [
-        *SMALL,
-        "runtime=local",
-        "trackers=jsonl",
-        f"trainer.steps={steps}",
-        f"run.directory={directory}",
-        "run.name=r",
-    ]
-    return [*(item for item in base if item.partition("=")[0] not in given), *more]
-
-
-def metrics(directory):
-    """The lines of metrics.jsonl without what depends on the clock."""
-    lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith(CLOCK)} for line in lines]
+    return small_run(directory, *UNEVEN, *more, steps=steps)
 
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory):
     """Arguments -> metrics of the run with backend=local in one process."""
 
+    made = {}
+
     def run(*more):
-        directory = tmp_path_factory.mktemp("local")
-        train(settings(directory, *more), dry_run=False)
-        return metrics(directory)
+        if more not in made:
+            directory = tmp_path_factory.mktemp("local")
+            train(settings(directory, *more), dry_run=False)
+            made[more] = metrics(directory)
+        return made[more]
 
     return run
 
@@ -88,7 +76,7 @@ def test_weights_of_two_ranks_travel_to_a_rollout_in_another_pool(tmp_path, orac
 @pytest.mark.slow
 def test_the_quickstart_learns_on_two_ranks(tmp_path):
     more = ["trainer.prompts_per_step=64", "sampling.samples_per_prompt=8", "backend=fsdp", *TWO]
-    train(settings(tmp_path, *more, steps=40), dry_run=False)
+    train(settings(tmp_path, *more, steps=30), dry_run=False)
 
     rewards = [line["reward/mean"] for line in metrics(tmp_path)[1:]]
     assert rewards[0] < 0.15
@@ -101,17 +89,26 @@ def command(arguments, **env):
         env={**os.environ, **env},
         text=True,
         capture_output=True,
-        timeout=115,
+        timeout=300,
         check=False,
     )
 
 
+EVERY = ["checkpoint.every_steps=2", "algorithm.minibatches=1", *TWO]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Metrics of the run in which nobody is killed."""
+    directory = tmp_path_factory.mktemp("whole")
+    train(settings(directory, *EVERY, "backend=fsdp", steps=5), dry_run=False)
+    return metrics(directory)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving", "DiesWhileTrainingOn"])
-def test_a_killed_rank_is_named_and_the_run_goes_on_exactly(fault, tmp_path):
-    every = ["checkpoint.every_steps=2", "algorithm.minibatches=1", *TWO, f"backend={FAULTS}:{fault}"]
-    whole = command(settings(tmp_path / "whole", *every, steps=5), RLCORE_TEST_RESUMED="1")
-    assert whole.returncode == 0, whole.stderr
+def test_a_killed_rank_is_named_and_the_run_goes_on_exactly(fault, tmp_path, undisturbed):
+    every = [*EVERY, f"backend={FAULTS}:{fault}"]
 
     killed = command(settings(tmp_path / "cut", *every, steps=5))
     assert killed.returncode == 1
@@ -120,4 +117,4 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_exactly(fault, tmp_path):
 
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes at step" in resumed.stdout + resumed.stderr
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+    assert metrics(tmp_path / "cut") == undisturbed

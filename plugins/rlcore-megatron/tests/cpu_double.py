@@ -108,6 +108,10 @@ class CPUMegatron(MegatronBackend):
     for _name in ("__init__", "forward", "forward_backward", "step", "save", "save_async", "load", "offload", "reload"):
         vars()[_name] = _inside(getattr(MegatronBackend, _name))
 
+    @classmethod
+    def data_parallel(cls, config, *, model, world_size, device):
+        return super().data_parallel(config, model=model, world_size=world_size, device="cuda")
+
     def weights(self):
         stream = super().weights()
         while True:

@@ -4,30 +4,22 @@ import importlib.metadata
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cpu_double import CPUMegatron
-from megatron_cases import (
-    LENGTHS,
-    PRELOAD,
-    SGD_LIKE,
-    another_megatron,
-    column,
-    make_batch,
-    make_local,
-    make_megatron,
-    policy_loss,
-    save_model,
-    train,
-    whole_weights,
-)
+from megatron_cases import PRELOAD, another_megatron, make_local, make_megatron, save_model
 from rlcore_megatron import MegatronBackend, MegatronConfig
+from rlcore_megatron.fit import check_divides, check_sizes, hf_config_of
+from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ConfigError, ModelError
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.testing import run_ranks
+from rlcore.testing.training import GENTLE, LENGTHS, column, make_batch, policy_loss, train, whole_weights
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +82,19 @@ def test_a_reference_and_a_critic_stand_beside_the_policy(path):
     assert float((policy.forward(make_batch(), temperature=1.0).log_probs - start).abs().max()) > 1e-3
 
 
+def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp_path):
+    path, batch = save_model("qwen2", tmp_path), make_batch()
+    critics = {"context": {"head": "value"}}
+    fresh = make_megatron(path, **critics).forward(batch, temperature=1.0).values
+    save_file({"value_head.weight": torch.randn(1, 32)}, tmp_path / "value_head.safetensors")
+
+    found = make_megatron(path, **critics).forward(batch, temperature=1.0).values
+
+    expected = make_local(path, **critics).forward(batch, temperature=1.0).values
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    assert float((found - fresh).abs().max()) > 0.1
+
+
 @pytest.mark.parametrize("distributed", [True, False])
 def test_a_critic_in_bfloat16_trains_a_float32_head(distributed, tmp_path):
     path, config = save_model("qwen3", tmp_path, initializer_range=0.1), {"distributed_optimizer": distributed}
@@ -139,9 +144,7 @@ def test_the_family_of_the_readme_needs_a_table_only(tmp_path):
         initializer_range=0.3,
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    backend = Mine(
-        MegatronConfig(), model=ModelConfig(path=str(tmp_path)), optimizer=SGD_LIKE, context=BackendContext()
-    )
+    backend = Mine(MegatronConfig(), model=ModelConfig(path=str(tmp_path)), optimizer=GENTLE, context=BackendContext())
 
     found = column(backend.forward(make_batch(), temperature=1.0))
 
@@ -238,10 +241,7 @@ def test_two_grids_in_one_process_are_refused(said_by_two_ranks):
         ),
     ],
 )
-def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, message, path):
-    make_megatron(path)
-    from rlcore_megatron.grid import check_sizes
-
+def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, message):
     with pytest.raises(ConfigError) as refused:
         check_sizes(MegatronConfig(**settings), world_size)
 
@@ -289,10 +289,7 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
     ],
     ids=["heads", "layers", "virtual layers", "no experts", "experts", "experts and tensor"],
 )
-def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, settings, message, tmp_path, path):
-    make_megatron(path)
-    from rlcore_megatron.model import check_divides, hf_config_of
-
+def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, settings, message, tmp_path):
     with pytest.raises(ConfigError) as refused:
         check_divides(hf_config_of(Path(save_model(family, tmp_path))), MegatronConfig(**settings))
 
@@ -306,6 +303,11 @@ def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, setting
         ({"sequence_parallel": True}, "sequence_parallel=true needs tensor_parallel above 1"),
         ({"virtual_stages": 2}, "virtual_stages=2 needs pipeline_parallel above 1"),
         ({"fp8": "hybrid", "layers": "local"}, "fp8=hybrid needs the layers of Transformer Engine, and layers=local"),
+        (
+            {"context_parallel": 2},
+            "context_parallel=2: megatron-core shares the tokens of a sample in Transformer Engine",
+        ),
+        ({"lora_rank": 8}, "lora_rank=8: megatron-core has no adapters"),
     ],
 )
 def test_settings_that_contradict_are_refused(settings, start):
@@ -323,22 +325,72 @@ def test_settings_that_contradict_are_refused(settings, start):
     ("settings", "named"),
     [({"layers": "transformer_engine"}, "layers=transformer_engine"), ({"fp8": "e4m3"}, "fp8=e4m3")],
 )
-def test_an_option_that_needs_transformer_engine_says_so(settings, named, path):
+@pytest.mark.parametrize("when", ["planned", "made"])
+def test_an_option_that_needs_transformer_engine_says_so(settings, named, when, path):
     with pytest.raises(ConfigError) as refused:
-        make_megatron(path, config=settings)
+        planned(path, **settings) if when == "planned" else make_megatron(path, config=settings)
 
     first, second = str(refused.value).splitlines()
     assert first == f"backend=megatron with {named} needs Transformer Engine, which is not installed"
     assert second.startswith("Type  pip install --no-build-isolation 'transformer-engine[pytorch]'")
 
 
+def planned(path, *, device="cuda", world_size=8, **settings):
+    """What is said before anything starts."""
+    return MegatronBackend.data_parallel(
+        MegatronConfig(**settings), model=ModelConfig(path=path), world_size=world_size, device=device
+    )
+
+
+def test_a_plan_knows_who_shares_rows(path):
+    assert planned(path) == 8
+    assert planned(path, tensor_parallel=2) == 4
+    assert planned(path, tensor_parallel=2, pipeline_parallel=4) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({"device": "cpu"}, "backend=megatron needs CUDA devices"),
+        ({"world_size": 6, "pipeline_parallel": 4}, "6 devices cannot be divided by tensor_parallel 1"),
+        ({"world_size": 6, "pipeline_parallel": 3}, "pipeline_parallel=3 does not divide num_hidden_layers=4"),
+        ({"expert_parallel": 2}, "expert_parallel=2, and qwen3 has no experts"),
+    ],
+    ids=["no cuda", "devices", "layers", "experts"],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(given, first, path):
+    with pytest.raises(ConfigError, match=first):
+        planned(path, **given)
+
+
+def test_a_family_without_a_table_is_refused_before_anything_starts(tmp_path):
+    path = Path(save_model("llama", tmp_path))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "gemma"}))
+
+    with pytest.raises(ModelError, match="has model_type 'gemma', and backend=megatron has tables for llama"):
+        planned(str(path))
+
+
+def test_a_plan_does_not_import_megatron_core(path):
+    program = (
+        "import sys\nfrom rlcore.protocols.backend import ModelConfig\nfrom rlcore_megatron import *\n"
+        f"model = ModelConfig(path={path!r})\n"
+        "MegatronBackend.data_parallel(MegatronConfig(), model=model, world_size=2, device='cuda')\n"
+        "assert 'megatron' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_machine_without_cuda_is_told_what_to_use(path):
     with pytest.raises(ConfigError) as refused:
-        MegatronBackend(MegatronConfig(), model=ModelConfig(path=path), optimizer=SGD_LIKE, context=BackendContext())
+        MegatronBackend(MegatronConfig(), model=ModelConfig(path=path), optimizer=GENTLE, context=BackendContext())
 
     first, second = str(refused.value).splitlines()
-    assert first.startswith("backend=megatron needs CUDA devices, on which megatron-core allocates by name")
+    assert first.startswith(
+        "backend=megatron needs CUDA devices: megatron-core, its distributed optimiser and Transformer"
+    )
     assert second == "Type  backend=fsdp  or  backend=local"
 
 
@@ -406,8 +458,6 @@ def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_
     ],
 )
 def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     broken = Path(shutil.copytree(path, tmp_path / "broken"))
     file = broken / "model.safetensors"
     if damage == "missing":

@@ -6,22 +6,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from megatron_cases import (
-    LENGTHS,
-    PRELOAD,
-    another_megatron,
-    make_batch,
-    make_megatron,
-    save_model,
-    train,
-    whole_weights,
-)
+from megatron_cases import PRELOAD, another_megatron, make_megatron, save_model
 from rlcore_megatron import MegatronBackend
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ModelError
 from rlcore.models.load import load_model
 from rlcore.testing import run_ranks
+from rlcore.testing.training import LENGTHS, make_batch, train, whole_weights
 
 STEPS = 3
 PLAIN = {"distributed_optimizer": False}

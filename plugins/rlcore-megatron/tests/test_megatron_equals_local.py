@@ -5,28 +5,16 @@ last bit or two (6e-8 relative each) of every step; six steps of an optimiser th
 that grow by less than a hundred. A lost or doubled gradient is off by 1e-2 at least.
 """
 
-from itertools import pairwise
-
 import pytest
 import torch
-from megatron_cases import (
-    LENGTHS,
-    PRELOAD,
-    column,
-    make_batch,
-    make_local,
-    make_megatron,
-    save_model,
-    train,
-    whole_weights,
-)
+from megatron_cases import PRELOAD, make_local, make_megatron, save_model
 from safetensors.torch import load_file, save_file
 
 from rlcore.models.load import load_model
 from rlcore.testing import run_ranks
+from rlcore.testing.training import check_equal, follow, make_batch, whole_weights
 
 STEPS = 6
-LOSS_TOLERANCE = 5e-6
 WEIGHT_TOLERANCE = 2e-5
 
 TP2, PP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
@@ -72,12 +60,6 @@ def fields(name):
     return context, {key: value for key, value in given.items() if key != "head"}
 
 
-def shares(dp_size):
-    """Rows of each data-parallel rank: uneven, and the last of four has none."""
-    borders = {1: [0, 8], 2: [0, 3, 8], 4: [0, 2, 3, 8, 8]}[dp_size]
-    return [list(range(a, b)) for a, b in pairwise(borders)]
-
-
 def some_steps(rank, world, directory, names, paths):
     """What a rank does: every case, one after the other."""
     report = {}
@@ -87,20 +69,9 @@ def some_steps(rank, world, directory, names, paths):
         context |= {"rank": rank, "world_size": world, "total_steps": STEPS, "seed": 4}
         backend = make_megatron(paths[family], config=config, context=context, max_tokens_per_device=14, **options)
         start = whole_weights(backend)
-        share = shares(backend.mesh.dp_size)[backend.mesh.dp_rank]
-        batch = make_batch()
-        outputs = column(backend.forward(batch.take(share), temperature=0.9))
-        history = train(backend, batch, STEPS, share=share)
-        weights = whole_weights(backend)
         if rank == 0:
-            save_file({key: value.contiguous() for key, value in weights.items()}, directory / f"{name}.safetensors")
             save_file({key: value.contiguous() for key, value in start.items()}, directory / f"{name}.start")
-        report[name] = {
-            "history": history,
-            "dp": [backend.mesh.dp_rank, backend.mesh.dp_size, backend.mesh.returns],
-            "outputs": outputs.tolist(),
-            "sum": float(sum(tensor.double().sum() for tensor in weights.values())),
-        }
+        report[name] = follow(backend, make_batch(), STEPS, directory / f"{name}.safetensors")
     return report
 
 
@@ -129,9 +100,9 @@ def runs(paths, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def oracle(paths):
-    """Case -> (history, weights, outputs of a forward pass) of `local`."""
-    made = {}
+def oracle(paths, tmp_path_factory):
+    """Case -> the report of `local`."""
+    made, directory = {}, tmp_path_factory.mktemp("local")
 
     def run(name):
         _, family, _, _ = CASES[name]
@@ -139,8 +110,7 @@ def oracle(paths):
         key = (family, str(context))
         if key not in made:
             backend = make_local(paths[family], context=context | {"total_steps": STEPS, "seed": 4})
-            outputs = column(backend.forward(make_batch(), temperature=0.9))
-            made[key] = train(backend, make_batch(), STEPS), whole_weights(backend), outputs
+            made[key] = follow(backend, make_batch(), STEPS, directory / f"{len(made)}.safetensors")
         return made[key]
 
     return run
@@ -148,30 +118,16 @@ def oracle(paths):
 
 @pytest.mark.parametrize(("name", "world"), ALL, ids=[f"{name}-{world}" for name, world in ALL])
 def test_steps_equal_local(name, world, runs, oracle):
-    reports, directory = runs(world)
-    history, weights, outputs = oracle(name)
-    mine = [report[name] for report in reports]
-    returning = {report["dp"][0]: report for report in mine if report["dp"][2]}
-
-    assert sum(report["dp"][2] for report in mine) == len(returning) == mine[0]["dp"][1]
-    of_rows = outputs.split(LENGTHS)
-    for dp_rank, share in enumerate(shares(len(returning))):
-        expected = [value for row in share for value in of_rows[row].tolist()]
-        assert returning[dp_rank]["outputs"] == pytest.approx(expected, abs=2e-5)
-    losses = torch.tensor([[row[0] for row in report["history"]] for report in returning.values()]).sum(0)
-    torch.testing.assert_close(losses, torch.tensor([row[0] for row in history]), atol=LOSS_TOLERANCE, rtol=1e-5)
-    for report in mine:
-        norms = torch.tensor([row[1] for row in report["history"]])
-        torch.testing.assert_close(norms, torch.tensor([row[1] for row in history]), atol=1e-5, rtol=1e-4)
-        assert [row[2] for row in report["history"]] == [row[2] for row in history]
-        assert report["sum"] == mine[0]["sum"], "every rank has the same weights to give"
-    found = load_file(directory / f"{name}.safetensors")
+    reports, _ = runs(world)
     is_critic = CASES[name][3].get("head") == "value"
-    assert found.keys() == {key for key in weights if not (is_critic and key == "lm_head.weight")}
-    for key, weight in found.items():
-        torch.testing.assert_close(
-            weight, weights[key], atol=WEIGHT_TOLERANCE, rtol=0, msg=lambda m, k=key: f"{k}: {m}"
-        )
+
+    check_equal(
+        [report[name] for report in reports],
+        oracle(name),
+        make_batch(),
+        weight_tolerance=WEIGHT_TOLERANCE,
+        without=["lm_head.weight"] if is_critic else [],
+    )
 
 
 @pytest.mark.parametrize(("name", "world"), ALL, ids=[f"{name}-{world}" for name, world in ALL])
@@ -187,7 +143,7 @@ def test_weights_come_back_with_the_bits_of_the_files(name, world, runs, paths):
 
 
 def test_steps_move_every_weight_further_than_the_tolerance(oracle, paths):
-    _, weights, _ = oracle("qwen3")
+    weights = load_file(oracle("qwen3")["file"])
     start = dict(load_model(paths["qwen3"]).named_parameters())
 
     assert min(float((weights[name] - start[name].detach()).abs().max()) for name in start) > 50 * WEIGHT_TOLERANCE

@@ -4,11 +4,12 @@ import importlib.util
 
 import pytest
 import torch
-from megatron_cases import SGD_LIKE, column, make_batch, save_model, train
+from megatron_cases import save_model
 from rlcore_megatron import MegatronBackend, MegatronConfig
 
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore.testing import BackendContract
+from rlcore.testing.training import GENTLE, column, make_batch, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 HAS_ENGINE = importlib.util.find_spec("transformer_engine") is not None
@@ -30,7 +31,7 @@ def test_transformer_engine_says_what_the_buckets_say(family, tmp_path):
         return MegatronBackend(
             MegatronConfig(layers=layers),
             model=ModelConfig(path=path, precision="bfloat16"),
-            optimizer=SGD_LIKE,
+            optimizer=GENTLE,
             context=BackendContext(device="cuda:0"),
         )
 

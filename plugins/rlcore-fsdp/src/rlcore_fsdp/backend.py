@@ -20,15 +20,16 @@ from torch.distributed.tensor import DTensor
 from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
+from rlcore.models.load import check_directory
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
-from rlcore_fsdp import checkpoint, lora, memory
+from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, State
 from rlcore_fsdp.config import FSDPConfig
-from rlcore_fsdp.mesh import make_grid
-from rlcore_fsdp.model import PackedModel, build
+from rlcore_fsdp.mesh import data_parallel_size, make_grid
+from rlcore_fsdp.model import PackedModel, build, check_cut
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
@@ -61,7 +62,8 @@ class FSDPBackend:
             parameter.requires_grad_(parameter in names)
         self._partial = [parameter for parameter, name in names.items() if name in self._packed.partial]
         matrices = self._matrices() if config.optimizer == "muon" else set()
-        self._optimizer = Optimizers(names, optimizer, matrices) if context.trained else None
+        in_8_bits = config.optimizer == "adamw_8bit"
+        self._optimizer = Optimizers(names, optimizer, matrices, in_8_bits=in_8_bits) if context.trained else None
         self._save_group = dist.new_group(backend="gloo")
 
     @torch.no_grad()
@@ -168,9 +170,26 @@ class FSDPBackend:
 
     @staticmethod
     def model_bytes(config: FSDPConfig, num_parameters: int, *, world_size: int, trained: bool) -> int:
-        """A shard of float32 parameters; gradients and two moments of what is trained, adapters not counted."""
+        """A shard of float32 parameters; gradients and moments of what is trained, adapters not counted."""
         whole = trained and not config.lora_rank
-        return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * (16 if whole else 4)
+        each = (10 if config.optimizer == "adamw_8bit" else 16) if whole else 4
+        return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * each
+
+    @staticmethod
+    def data_parallel(config: FSDPConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
+        """Devices that get rows of their own; those of one tensor or context axis share theirs.
+
+        Raises:
+            UserError: the pool, the model or what is installed does not fit the settings.
+        """
+        from transformers import AutoConfig
+
+        check_versions("rlcore-fsdp", "backend=fsdp", "lora" if config.lora_rank else "")
+        if config.optimizer == "adamw_8bit":
+            eight_bit.check_installed()
+        path = check_directory(model.path)
+        check_cut(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False), config)
+        return data_parallel_size(config, world_size)
 
     def offload(self) -> None:
         self._move("cpu")

@@ -29,8 +29,9 @@ class FSDPConfig:
     """torch.compile for each layer."""
     layers: str = ""
     """Where the list of layers is, such as "model.decoder.layers"; empty: found by itself."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: torch.optim.Muon for the matrices of the layers, AdamW for everything else."""
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw_8bit: torchao's, whose moments take a quarter of the memory. muon: torch.optim.Muon for the matrices of the
+    layers, AdamW for everything else."""
     lora_rank: int = 0
     """Above 0, only low-rank adapters of this rank are trained."""
     lora_alpha: float = 0.0

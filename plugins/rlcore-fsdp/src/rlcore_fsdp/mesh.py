@@ -40,9 +40,9 @@ def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
     Raises:
         ConfigError: the number of devices does not fit.
     """
-    world, inner = context.world_size, config.context_parallel * config.tensor_parallel
-    if world % (config.replicate * inner):
-        raise _does_not_fit(config, world)
+    world = context.world_size
+    dp_size = data_parallel_size(config, world)
+    inner = world // dp_size
     kind = context.device.partition(":")[0]
     _need_process_group(world, kind)
     sizes = {"replicate": config.replicate, "fsdp": world // config.replicate // config.tensor_parallel}
@@ -56,7 +56,7 @@ def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
             rank=context.rank,
             world_size=world,
             dp_rank=context.rank // inner,
-            dp_size=world // inner,
+            dp_size=dp_size,
             returns=context.rank % inner == 0,
         ),
         fsdp=root["replicate", "fsdp"] if config.replicate > 1 else root["fsdp"],
@@ -65,6 +65,18 @@ def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
         context=_context_group(kind, world, config.context_parallel),
         averaged_over=world // config.tensor_parallel,
     )
+
+
+def data_parallel_size(config: FSDPConfig, world: int) -> int:
+    """Devices of a pool that have rows of their own.
+
+    Raises:
+        ConfigError: the number of devices does not fit.
+    """
+    inner = config.context_parallel * config.tensor_parallel
+    if world % (config.replicate * inner):
+        raise _does_not_fit(config, world)
+    return world // inner
 
 
 def _context_group(kind: str, world: int, size: int) -> dist.ProcessGroup | None:

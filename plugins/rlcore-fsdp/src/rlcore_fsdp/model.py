@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -129,8 +130,7 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     attention.register(compiled=config.compile)
     packed = PackedModel(_on_meta(directory), has_value_head=context.head == "value").eval()
     conversion = Conversion(packed.model)
-    if config.context_parallel > 1:
-        context_parallel.check_heads(packed.model.config.get_text_config(), config.context_parallel)
+    check_cut(packed.model.config, config)
     layers = find_layers(packed.model, config.layers)
     if config.lora_rank:
         lora.add_adapters(packed.model, config)
@@ -144,10 +144,18 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     load_shards({n: p for n, p in named.items() if not lora.is_adapter(n)}, directory, conversion)
     lora.start_adapters({n: p for n, p in named.items() if lora.is_adapter(n)}, context.seed)
     if packed.value_head is not None:
-        _start_value_head(packed.value_head, context.seed)
+        _start_value_head(packed.value_head, directory, context.seed)
     _check_packing(packed, model.precision, device)
     packed.settle()
     return packed
+
+
+def check_cut(hf_config: Any, config: FSDPConfig) -> None:
+    """Raises: UserError: a model with this configuration cannot be cut as the settings say."""
+    context_parallel.check_heads(hf_config.get_text_config(), config.context_parallel)
+    if config.tensor_parallel > 1:
+        tensor_parallel.plan_of(hf_config)
+        tensor_parallel.check_sizes(hf_config.get_text_config(), config.tensor_parallel)
 
 
 def find_layers(model: Any, path: str) -> list[nn.Module]:
@@ -241,10 +249,13 @@ def _materialise(packed: PackedModel, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def _start_value_head(head: nn.Linear, seed: int) -> None:
+def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
+    """The one that was trained with the model, where there is one; else a random one, the same on any number of ranks."""
     weight: Any = head.weight
     whole = torch.empty(weight.shape)
     whole.normal_(std=1.0 / (weight.shape[1] + 1), generator=torch.Generator().manual_seed(seed))
+    if (trained := directory / "value_head.safetensors").is_file():
+        whole = load_file(trained)[VALUE_HEAD]
     weight.to_local().copy_(whole[own_part(weight)])
 
 

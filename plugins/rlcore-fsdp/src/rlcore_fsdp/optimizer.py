@@ -1,4 +1,4 @@
-"""The optimiser over sharded parameters: gradient norm, clipping, AdamW or Muon, and its state as named tensors.
+"""The optimiser over sharded parameters: gradient norm, clipping, AdamW (8 bits too) or Muon, its state as named tensors.
 
 Parameters cut over different meshes (FSDP alone, FSDP and tensor axis) cannot share one fused kernel, so they are in
 groups of their own. The norm needs two numbers of each rank: of gradients cut by FSDP, and of those cut by both axes.
@@ -15,19 +15,26 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcore.protocols.backend import OptimizerConfig
+from rlcore_fsdp import eight_bit
 from rlcore_fsdp.checkpoint import OPTIMIZER
+from rlcore_fsdp.eight_bit import local_part
 from rlcore_fsdp.mesh import Grid
 
 
 class Optimizers:
     """One AdamW, and one Muon when it is asked for."""
 
-    def __init__(self, names: Mapping[nn.Parameter, str], config: OptimizerConfig, matrices: set[str]) -> None:
+    def __init__(
+        self, names: Mapping[nn.Parameter, str], config: OptimizerConfig, matrices: set[str], *, in_8_bits: bool = False
+    ) -> None:
         self._names = names
+        self._in_8_bits = in_8_bits
         by_muon = [parameter for parameter, name in names.items() if name in matrices]
         by_adamw = [parameter for parameter, name in names.items() if name not in matrices]
         self._all: list[torch.optim.Optimizer] = []
-        if by_adamw:
+        if in_8_bits:
+            self._all.append(eight_bit.AdamW8bit(by_adamw, config))
+        elif by_adamw:
             self._all.append(
                 torch.optim.AdamW(
                     _by_mesh(by_adamw),
@@ -62,9 +69,10 @@ class Optimizers:
     def tensors(self) -> dict[str, Tensor]:
         """optimizer.KEY.NAME -> state, sharded as the parameter is."""
         return {
-            f"{OPTIMIZER}{key}.{self._names[parameter]}": value
+            f"{OPTIMIZER}{name}.{self._names[parameter]}": tensor
             for parameter, key, value in self._state()
             if value.dim()
+            for name, tensor in self._plain(parameter, key, value).items()
         }
 
     def counters(self) -> dict[str, dict[str, float]]:
@@ -80,8 +88,9 @@ class Optimizers:
         parameters = {name: parameter for parameter, name in self._names.items()}
         made = {}
         for name in stored:
-            _, _, of_parameter = name.removeprefix(OPTIMIZER).partition(".")
-            if name.startswith(OPTIMIZER) and of_parameter in parameters:
+            key, _, of_parameter = name.removeprefix(OPTIMIZER).partition(".")
+            wanted = self._in_8_bits or not eight_bit.is_scale(key)
+            if name.startswith(OPTIMIZER) and of_parameter in parameters and wanted:
                 made[name] = torch.zeros_like(parameters[of_parameter].detach())
         return made
 
@@ -100,6 +109,8 @@ class Optimizers:
             key, _, of_parameter = name.removeprefix(OPTIMIZER).partition(".")
             parameter = parameters[of_parameter]
             owner[parameter].state[parameter][key] = tensor
+        for parameter, optimizer in owner.items() if self._in_8_bits else ():
+            optimizer.state[parameter] = eight_bit.packed(parameter, optimizer.state[parameter])
         for of_parameter, counted in counters.items():
             parameter = parameters[of_parameter]
             for key, value in counted.items():
@@ -111,6 +122,9 @@ class Optimizers:
             for optimizer in self._all:
                 if parameter in optimizer.state:
                     optimizer.state[parameter][key] = value.to(device)
+
+    def _plain(self, parameter: nn.Parameter, key: str, value: Tensor) -> dict[str, Tensor]:
+        return eight_bit.unpacked(parameter, key, value) if self._in_8_bits else {key: value}
 
     def _state(self) -> Iterable[tuple[Any, str, Tensor]]:
         for optimizer in self._all:
@@ -156,11 +170,6 @@ def sum_over_tensor_axis(parameters: Iterable[nn.Parameter], grid: Grid) -> None
     all_reduce(flat, grid.tensor.get_group())
     for part, total in zip(parts, torch.split(flat, [part.numel() for part in parts])):
         part.copy_(total.view_as(part))
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's shard, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def cut_by_tensor_axis(tensor: Tensor) -> bool:

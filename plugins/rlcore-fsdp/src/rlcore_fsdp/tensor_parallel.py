@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -28,10 +27,8 @@ def cut(model: Any, mesh: DeviceMesh) -> set[str]:
 
     Raises:
         ModelError: the family has no plan, or one with parts that are not known here.
-        ConfigError: the number of devices does not divide heads or MLP.
     """
-    plan = _plan(model)
-    check_sizes(model.config.get_text_config(), mesh.size())
+    plan = plan_of(model.config)
     styles: dict[str, Any] = {name: _STYLES[kind]() for name, kind in plan.items() if kind in _STYLES}
     parallelize_module(model.base_model, mesh, styles)
     partial = [name for name, kind in plan.items() if kind == _PARTIAL]
@@ -58,15 +55,19 @@ def check_sizes(config: Any, size: int) -> None:
             )
 
 
-def _plan(model: nn.Module) -> dict[str, str]:
-    config: Any = model.config
+def plan_of(config: Any) -> dict[str, str]:
+    """Pattern of names -> how such a module is cut.
+
+    Raises:
+        ModelError: the family has no plan, or one with parts that are not known here.
+    """
     plan: dict[str, str] = dict(getattr(config.get_text_config(), "base_model_tp_plan", None) or {})
     of_layers = {name: kind for name, kind in plan.items() if name.startswith("layers.")}
     unknown = sorted({kind for kind in of_layers.values() if kind not in _STYLES and kind != _PARTIAL})
     if not of_layers or unknown:
         reason = f"a plan with {', '.join(unknown)}" if unknown else "no plan for it"
         raise ModelError(
-            f"tensor_parallel: {type(model).__name__} has {reason} in transformers, which backend=fsdp cannot follow\n"
-            "Type  backend.tensor_parallel=1"
+            f"tensor_parallel: {(config.architectures or [config.model_type])[0]} has {reason} in transformers, which"
+            " backend=fsdp cannot follow\nType  backend.tensor_parallel=1"
         )
     return of_layers

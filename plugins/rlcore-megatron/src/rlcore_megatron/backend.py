@@ -19,12 +19,11 @@ from torch import Tensor
 from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
-from rlcore.errors import ConfigError
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig, Saving
-from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import FAMILIES, Family
+from rlcore_megatron.fit import check_installed, data_parallel_size, no_cuda
 
 if TYPE_CHECKING:
     from rlcore_megatron.engine import Engine
@@ -40,7 +39,7 @@ class MegatronBackend:
     def __init__(
         self, config: MegatronConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
     ) -> None:
-        check_versions("rlcore-megatron", "backend=megatron")
+        check_installed(config)
         _check_device()
         self._config, self._model_config, self._optimizer_config = config, model, optimizer
         self._context, self._device = context, torch.device(context.device)
@@ -131,6 +130,15 @@ class MegatronBackend:
         sharers = world_size // devices if config.distributed_optimizer else 1
         return num_parameters // devices * (8 + 8 // max(1, sharers) if trained else 4)
 
+    @classmethod
+    def data_parallel(cls, config: MegatronConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
+        """Devices that get rows of their own; those of one tensor group and one pipeline share theirs.
+
+        Raises:
+            UserError: the pool, the model or what is installed does not fit the settings.
+        """
+        return data_parallel_size(config, cls.families, model.path, world_size=world_size, device=device)
+
     def offload(self) -> None:
         """Parameters, gradients and optimiser go to host memory."""
         self._engine.offload()
@@ -187,11 +195,8 @@ def _tokens(batch: Batch) -> tuple[Tensor, list[int]]:
 
 
 def _check_device() -> None:
-    """Raises: ConfigError: there is no CUDA device, which megatron-core allocates on by name."""
+    """Raises: ConfigError: there is no CUDA device."""
     try:
         torch.empty(0, device="cuda")
     except (AssertionError, RuntimeError) as error:
-        raise ConfigError(
-            "backend=megatron needs CUDA devices, on which megatron-core allocates by name; this machine has none:"
-            f" {str(error).splitlines()[0]}\nType  backend=fsdp  or  backend=local"
-        ) from error
+        raise no_cuda(f"this machine has none: {str(error).splitlines()[0]}") from error

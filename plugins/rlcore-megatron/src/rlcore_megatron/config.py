@@ -22,6 +22,10 @@ class MegatronConfig:
     """Pieces of the model on each device of a pipeline: less waiting, more communication."""
     expert_parallel: int = 1
     """Data-parallel devices that share the experts of a mixture instead of each holding all of them."""
+    context_parallel: int = 1
+    """Refused above 1: megatron-core shares the tokens of a sample in Transformer Engine's attention only."""
+    lora_rank: int = 0
+    """Refused above 0: megatron-core has no adapters."""
     sequence_parallel: bool = False
     """Norms and residuals are cut by tokens over the tensor-parallel devices: less memory for activations."""
     distributed_optimizer: bool = True
@@ -38,6 +42,17 @@ class MegatronConfig:
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "virtual_stages", "expert_parallel", "weights_bucket_mb"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
+        if self.context_parallel != 1:
+            raise ConfigError(
+                f"context_parallel={self.context_parallel}: megatron-core shares the tokens of a sample in Transformer"
+                " Engine's attention only, which this backend does not do\n"
+                f"Type  backend=fsdp backend.context_parallel={self.context_parallel}  or  backend.context_parallel=1"
+            )
+        if self.lora_rank:
+            raise ConfigError(
+                f"lora_rank={self.lora_rank}: megatron-core has no adapters\n"
+                f"Type  backend=fsdp backend.lora_rank={self.lora_rank}  or  backend.lora_rank=0"
+            )
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise ConfigError(
                 "sequence_parallel=true needs tensor_parallel above 1: it cuts over the tensor-parallel devices\n"
@@ -56,12 +71,5 @@ class MegatronConfig:
 
     @property
     def uses_transformer_engine(self) -> bool:
-        """Raises: ConfigError: it is asked for and not installed."""
-        found = importlib.util.find_spec("transformer_engine") is not None
-        needs = "layers=transformer_engine" if self.layers == "transformer_engine" else f"fp8={self.fp8}"
-        if not found and (self.fp8 or self.layers == "transformer_engine"):
-            raise ConfigError(
-                f"backend=megatron with {needs} needs Transformer Engine, which is not installed\n"
-                "Type  pip install --no-build-isolation 'transformer-engine[pytorch]'  or  backend.layers=local backend.fp8=''"
-            )
-        return found and self.layers != "local"
+        """Whether the layers are Transformer Engine's."""
+        return self.layers != "local" and importlib.util.find_spec("transformer_engine") is not None

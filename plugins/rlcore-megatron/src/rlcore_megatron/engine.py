@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlcore.errors import ModelError
@@ -21,11 +22,12 @@ from rlcore_megatron import checkpoint
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles
+from rlcore_megatron.fit import hf_config_of
 from rlcore_megatron.grid import make_grid
 from rlcore_megatron.head import token_statistics
 from rlcore_megatron.layout import VALUE_HEAD, Slice
 from rlcore_megatron.memory import HostCopy
-from rlcore_megatron.model import Samples, build, hf_config_of
+from rlcore_megatron.model import Samples, build
 from rlcore_megatron.optimizer import MOMENTS, Optimizer
 from rlcore_megatron.weights import WeightStream
 
@@ -189,7 +191,9 @@ class Engine:
         device = self.grid.tensor.rank()
         made_here = {VALUE_HEAD}
         entries = [(p, e) for p, e in self._model.entries.items() if not made_here & set(e.names)]
-        with TensorFiles(self._source, self._source.glob("*.safetensors")) as files:
+        trained_head = self._source / "value_head.safetensors"
+        of_model = (path for path in self._source.glob("*.safetensors") if path != trained_head)
+        with TensorFiles(self._source, of_model) as files:
             unknown = unknown_tensors(family, files.shapes)
             if unknown:
                 raise ModelError(
@@ -200,3 +204,6 @@ class Engine:
             for parameter, entry in entries:
                 parts = [files.read(where) for where in entry.slices(device)]
                 parameter.copy_(entry.weave(parts))
+        for parameter, entry in self._model.entries.items() if trained_head.is_file() else ():
+            if entry.names == (VALUE_HEAD,):
+                parameter.copy_(load_file(trained_head)[VALUE_HEAD])

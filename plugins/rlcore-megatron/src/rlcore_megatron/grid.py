@@ -14,6 +14,7 @@ from rlcore.errors import ConfigError
 from rlcore.protocols.backend import BackendContext
 from rlcore.types import Mesh
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.fit import check_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +84,6 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
         expert=parallel_state.get_expert_model_parallel_group(),
         expert_data=parallel_state.get_expert_data_parallel_group(),
     )
-
-
-def check_sizes(config: MegatronConfig, world_size: int) -> None:
-    """Raises: ConfigError: the sizes do not multiply to the number of devices; says which do."""
-    inner = config.tensor_parallel * config.pipeline_parallel
-    if world_size % inner:
-        fits = ", ".join(str(inner * factor) for factor in range(1, 5))
-        divisors = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
-        raise ConfigError(
-            f"{world_size} devices cannot be divided by tensor_parallel {config.tensor_parallel} · "
-            f"pipeline_parallel {config.pipeline_parallel} = {inner}\n"
-            f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.tensor_parallel=1"
-        )
-    if (world_size // config.pipeline_parallel) % config.expert_parallel:
-        stage = world_size // config.pipeline_parallel
-        divisors = ", ".join(str(size) for size in range(1, stage + 1) if stage % size == 0)
-        raise ConfigError(
-            f"expert_parallel={config.expert_parallel} does not divide the {stage} devices of a pipeline stage\n"
-            f"Type  backend.expert_parallel=N  with N one of {divisors}"
-        )
 
 
 def _need_process_group(context: BackendContext) -> None:

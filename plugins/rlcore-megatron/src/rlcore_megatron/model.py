@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -26,13 +25,14 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
-from rlcore.errors import ConfigError, ModelError
 from rlcore.models.attention import Packing, packed_attention
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family
+from rlcore_megatron.fit import check_divides
 from rlcore_megatron.grid import Grid
 from rlcore_megatron.layout import Entry, Plan, check_once, head_size
+from rlcore_megatron.rope import frequencies
 
 _log = logging.getLogger(__name__)
 
@@ -148,8 +148,7 @@ def build(
     """This rank's part of the model, its weights not yet read. Every rank calls it.
 
     Raises:
-        ConfigError: heads, layers or experts that the grid does not divide.
-        ModelError: positions that depend on neighbours.
+        UserError: heads, layers or experts that the grid does not divide; positions that depend on neighbours.
     """
     check_divides(hf_config, config)
     is_critic = context.head == "value"
@@ -165,9 +164,9 @@ def build(
             config.tensor_parallel,
         )
     stages = range(config.virtual_stages) if config.virtual_stages > 1 else [None]
-    frequencies = _frequencies(hf_config, model.path)
+    rotations = frequencies(hf_config, model.path)
     chunks = [
-        _chunk(transformer, spec, hf_config, padded, tied, stage, frequencies, is_critic, context) for stage in stages
+        _chunk(transformer, spec, hf_config, padded, tied, stage, rotations, is_critic, context) for stage in stages
     ]
     plan = Plan(family=family, config=hf_config, devices=config.tensor_parallel, tied=tied, is_critic=is_critic)
     per_rank = (transformer.num_moe_experts or 0) // config.expert_parallel
@@ -187,48 +186,6 @@ def build(
             parameter.tensor_model_parallel = True
     check_once(entries.values(), hf_config.model_type)
     return Model(chunks, entries, transformer, is_critic, hf_config.vocab_size)
-
-
-def check_divides(hf_config: Any, config: MegatronConfig) -> None:
-    """Raises: ConfigError: says which sizes divide heads, layers and experts."""
-    sizes = {
-        "num_attention_heads": hf_config.num_attention_heads,
-        "num_key_value_heads": hf_config.num_key_value_heads,
-        "intermediate_size": hf_config.intermediate_size,
-    }
-    _divides("tensor_parallel", config.tensor_parallel, sizes)
-    stages = config.pipeline_parallel * config.virtual_stages
-    layers = hf_config.num_hidden_layers
-    if layers % stages and config.virtual_stages > 1:
-        fits = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
-        raise ConfigError(
-            f"pipeline_parallel · virtual_stages={stages} does not divide num_hidden_layers={layers} of this model\n"
-            f"Type  backend.pipeline_parallel=N backend.virtual_stages=M  with a product of {fits}"
-        )
-    _divides("pipeline_parallel", stages, {"num_hidden_layers": layers})
-    experts = getattr(hf_config, "num_experts", None)
-    if config.expert_parallel > 1 and not experts:
-        raise ConfigError(
-            f"expert_parallel={config.expert_parallel}, and {hf_config.model_type} has no experts\n"
-            "Type  backend.expert_parallel=1"
-        )
-    if experts:
-        _divides("expert_parallel", config.expert_parallel, {"num_experts": experts})
-        if config.tensor_parallel > 1 and not (config.sequence_parallel and config.expert_parallel > 1):
-            raise ConfigError(
-                f"tensor_parallel={config.tensor_parallel} of a mixture needs its tokens cut and its experts shared\n"
-                "Type  backend.sequence_parallel=true backend.expert_parallel=2"
-            )
-
-
-def _divides(what: str, size: int, sizes: dict[str, int]) -> None:
-    for name, value in sizes.items():
-        if value % size:
-            fits = [n for n in range(1, value + 1) if all(other % n == 0 for other in sizes.values())]
-            raise ConfigError(
-                f"{what}={size} does not divide {name}={value} of this model\n"
-                f"Type  backend.{what}=N  with N one of {', '.join(map(str, fits))}"
-            )
 
 
 def _transformer_config(
@@ -316,7 +273,7 @@ def _chunk(
     vocabulary: int,
     tied: bool,
     stage: int | None,
-    frequencies: Tensor,
+    rotations: Tensor,
     is_critic: bool,
     context: BackendContext,
 ) -> Any:
@@ -334,7 +291,7 @@ def _chunk(
         share_embeddings_and_output_weights=tied,
         vp_stage=stage,
     )
-    chunk.rotary_pos_emb.inv_freq = frequencies.to(torch.cuda.current_device())
+    chunk.rotary_pos_emb.inv_freq = rotations.to(torch.cuda.current_device())
     if last and is_critic:
         chunk.output_layer = ValueHead(hf_config.hidden_size, context.seed)
     elif last:
@@ -349,39 +306,3 @@ def _chunk(
 def _hidden_states(layer: Any, hidden: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
     """The output layer's forward: logits are made where the loss is, for its tokens alone."""
     return hidden, None
-
-
-def _frequencies(hf_config: Any, path: str) -> Tensor:
-    """[D / 2] of the rotary embedding, as transformers computes them for this configuration.
-
-    Raises:
-        ModelError: they depend on the longest sample of a batch, or come with a factor that megatron-core does not have.
-    """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = hf_config.rope_parameters
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        size = int(head_size(hf_config) * rope.get("partial_rotary_factor", 1.0))
-        if size != head_size(hf_config):
-            raise _no_rope(path, f"partial_rotary_factor={rope['partial_rotary_factor']}")
-        steps: Tensor = torch.arange(0, size, 2, dtype=torch.int64).float() / size
-        return torch.reciprocal(rope["rope_theta"] ** steps)
-    if kind in ("dynamic", "longrope") or kind not in ROPE_INIT_FUNCTIONS:
-        raise _no_rope(path, f"rope_type={kind}")
-    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
-    if factor != 1.0:
-        raise _no_rope(path, f"rope_type={kind} with attention_factor={factor:.4g}")
-    found: Tensor = frequencies
-    return found
-
-
-def _no_rope(path: str, what: str) -> ModelError:
-    return ModelError(f"model.path={path} has {what}, which backend=megatron does not have\nType  backend=fsdp")
-
-
-def hf_config_of(directory: Path) -> Any:
-    """The configuration in a model directory; code in it is never run."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

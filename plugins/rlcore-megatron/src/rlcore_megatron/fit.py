@@ -1,0 +1,121 @@
+"""Whether settings, devices and model fit together. Imports no megatron-core: asked at planning, and again by each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import ConfigError
+from rlcore.models.load import check_directory
+from rlcore.registry.versions import check_versions
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families import Family, family_of
+from rlcore_megatron.rope import frequencies
+
+
+def data_parallel_size(
+    config: MegatronConfig, families: Mapping[str, Family], path: str, *, world_size: int, device: str
+) -> int:
+    """Devices of a pool that get rows of their own.
+
+    Raises:
+        UserError: there is no CUDA, something is not installed, the model has no table, or sizes do not divide.
+    """
+    if device == "cpu":
+        raise no_cuda("the pool has CPUs")
+    check_installed(config)
+    check_sizes(config, world_size)
+    hf_config = hf_config_of(check_directory(path))
+    family_of(hf_config, families, path)
+    check_divides(hf_config, config)
+    frequencies(hf_config, path)
+    return world_size // (config.tensor_parallel * config.pipeline_parallel)
+
+
+def no_cuda(reason: str) -> ConfigError:
+    """There is no CUDA device."""
+    return ConfigError(
+        "backend=megatron needs CUDA devices: megatron-core, its distributed optimiser and Transformer Engine allocate on"
+        f" them by name; {reason}\nType  backend=fsdp  or  backend=local"
+    )
+
+
+def check_installed(config: MegatronConfig) -> None:
+    """Raises: ConfigError: megatron-core, or Transformer Engine where a setting needs it, is not installed."""
+    check_versions("rlcore-megatron", "backend=megatron")
+    needs = "layers=transformer_engine" if config.layers == "transformer_engine" else f"fp8={config.fp8}"
+    if (config.fp8 or config.layers == "transformer_engine") and not config.uses_transformer_engine:
+        raise ConfigError(
+            f"backend=megatron with {needs} needs Transformer Engine, which is not installed\n"
+            "Type  pip install --no-build-isolation 'transformer-engine[pytorch]'  or  backend.layers=local backend.fp8=''"
+        )
+
+
+def hf_config_of(directory: Path) -> Any:
+    """The configuration in a model directory; code in it is never run."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def check_sizes(config: MegatronConfig, world_size: int) -> None:
+    """Raises: ConfigError: the sizes do not multiply to the number of devices; says which do."""
+    inner = config.tensor_parallel * config.pipeline_parallel
+    if world_size % inner:
+        fits = ", ".join(str(inner * factor) for factor in range(1, 5))
+        divisors = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
+        raise ConfigError(
+            f"{world_size} devices cannot be divided by tensor_parallel {config.tensor_parallel} · "
+            f"pipeline_parallel {config.pipeline_parallel} = {inner}\n"
+            f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.tensor_parallel=1"
+        )
+    if (world_size // config.pipeline_parallel) % config.expert_parallel:
+        stage = world_size // config.pipeline_parallel
+        divisors = ", ".join(str(size) for size in range(1, stage + 1) if stage % size == 0)
+        raise ConfigError(
+            f"expert_parallel={config.expert_parallel} does not divide the {stage} devices of a pipeline stage\n"
+            f"Type  backend.expert_parallel=N  with N one of {divisors}"
+        )
+
+
+def check_divides(hf_config: Any, config: MegatronConfig) -> None:
+    """Raises: ConfigError: says which sizes divide heads, layers and experts."""
+    sizes = {
+        "num_attention_heads": hf_config.num_attention_heads,
+        "num_key_value_heads": hf_config.num_key_value_heads,
+        "intermediate_size": hf_config.intermediate_size,
+    }
+    _divides("tensor_parallel", config.tensor_parallel, sizes)
+    stages = config.pipeline_parallel * config.virtual_stages
+    layers = hf_config.num_hidden_layers
+    if layers % stages and config.virtual_stages > 1:
+        fits = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
+        raise ConfigError(
+            f"pipeline_parallel · virtual_stages={stages} does not divide num_hidden_layers={layers} of this model\n"
+            f"Type  backend.pipeline_parallel=N backend.virtual_stages=M  with a product of {fits}"
+        )
+    _divides("pipeline_parallel", stages, {"num_hidden_layers": layers})
+    experts = getattr(hf_config, "num_experts", None)
+    if config.expert_parallel > 1 and not experts:
+        raise ConfigError(
+            f"expert_parallel={config.expert_parallel}, and {hf_config.model_type} has no experts\n"
+            "Type  backend.expert_parallel=1"
+        )
+    if experts:
+        _divides("expert_parallel", config.expert_parallel, {"num_experts": experts})
+        if config.tensor_parallel > 1 and not (config.sequence_parallel and config.expert_parallel > 1):
+            raise ConfigError(
+                f"tensor_parallel={config.tensor_parallel} of a mixture needs its tokens cut and its experts shared\n"
+                "Type  backend.sequence_parallel=true backend.expert_parallel=2"
+            )
+
+
+def _divides(what: str, size: int, sizes: dict[str, int]) -> None:
+    for name, value in sizes.items():
+        if value % size:
+            fits = [n for n in range(1, value + 1) if all(other % n == 0 for other in sizes.values())]
+            raise ConfigError(
+                f"{what}={size} does not divide {name}={value} of this model\n"
+                f"Type  backend.{what}=N  with N one of {', '.join(map(str, fits))}"
+            )

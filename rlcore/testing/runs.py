@@ -1,0 +1,32 @@
+"""Whole runs under test: the quickstart made small, and what it has measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_DEPENDS_ON_THE_MACHINE = ("time", "perf/", "time_s/", "controller/", "memory_gb/")
+
+
+def small_run(directory: Path, *more: str, steps: int = 4) -> list[str]:
+    """Settings of a run of a second or two in one process, called `r`; `more` have the last word."""
+    base = [
+        "preset=quickstart",
+        "trainer.prompts_per_step=8",
+        "sampling.samples_per_prompt=4",
+        "eval.max_prompts=16",
+        "runtime=local",
+        "trackers=jsonl",
+        f"trainer.steps={steps}",
+        f"run.directory={directory}",
+        "run.name=r",
+    ]
+    return list({item.partition("=")[0]: item for item in (*base, *more)}.values())
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl of that run, without what depends on clock and machine."""
+    lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(_DEPENDS_ON_THE_MACHINE)} for line in lines
+    ]
