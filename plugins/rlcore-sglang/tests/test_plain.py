@@ -240,7 +240,9 @@ BEGUN = [("pause_generation", "retract"), ("update_weight_version", NO_VERSION),
 def test_a_version_is_named_when_the_update_has_ended_and_half_of_one_serves_nobody(tmp_path, refused, url, then):
     engine = Recording(refused)
     config = SGLangConfig(weights_directory=str(tmp_path), url=url)
-    with contextlib.nullcontext() if not refused else pytest.raises(InfrastructureError, match=f"{refused} was refused"):
+    with (
+        contextlib.nullcontext() if not refused else pytest.raises(InfrastructureError, match=f"{refused} was refused")
+    ):
         send(engine, iter([("a", torch.ones(4))]), 3, config=config, device="cpu", path="")
 
     assert engine.told[:3] == BEGUN
