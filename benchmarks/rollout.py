@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--size", choices=list(SIZES), help="only this one")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.size is None:  # a process for each, so that an engine alone is made before rlcore's changes to it
+    if asked.size is None:  # a process for each
         for size in SIZES:
             subprocess.run([sys.executable, __file__, *sys.argv[1:], "--size", size], check=True)
         return
@@ -49,8 +49,10 @@ def main() -> None:
 
 
 def measure(engine, size, path, num):
-    alone = ALONE[engine](path, num)
-    under = make(engine, path, num)
+    if engine == "sglang":  # its engine takes over the process, so it comes last
+        under, alone = make(engine, path, num), ALONE[engine](path, num)
+    else:  # before rlcore changes it
+        alone, under = ALONE[engine](path, num), make(engine, path, num)
     hf = HFRollout(HFConfig(), model=ModelConfig(path=path), context=RolloutContext())
     ways = {
         "alone": lambda: alone(requests(num)),

@@ -66,6 +66,7 @@ def four_cores():
 def test_a_model_in_two_shards_is_broadcast_to_an_engine_of_two_ranks(tmp_path, four_cores):
     pytest.importorskip("rlcore_fsdp", reason="pip install rlcore-fsdp: its shards are what is gathered here")
     pools = ["runtime=ray", f"runtime.address={four_cores}", "placement=split", "pools.actor.devices_per_node=2"]
+    pools += ["runtime.start_timeout_s=400"]
     engine = ["pools.rollout.devices_per_node=2", "rollout.tensor_parallel=2", "transfer=collective"]
     check(train(sys.executable, tmp_path, *pools, "backend=fsdp", *engine))
 
