@@ -98,16 +98,16 @@ def seconds_until(condition, at_most):
 
 @pytest.mark.parametrize(
     ("host", "when"),
-    [("start", "import"), ("start", "schedulers"), ("generate", "busy"), ("load", "busy")],
+    [("start", "import"), ("start", "schedulers"), ("start", "both"), ("generate", "busy"), ("load", "busy")],
     indirect=["host"],
-    ids=["importing", "starting schedulers", "generating", "taking weights"],
+    ids=["importing", "starting schedulers", "starting schedulers, with its engine", "generating", "taking weights"],
 )
 def test_nothing_is_left_when_the_host_is_killed(host, when):
     process, engine = host
     if when == "import":
         time.sleep(1.0)
         assert [process.pid for process in of(engine)] == [engine], "it imports SGLang for seconds"
-    elif when == "schedulers":
+    elif when in ("schedulers", "both"):
         seconds_until(lambda: len(of(engine)) >= 3, _START_S)
     else:
         assert process.stdout.readline() == "started\n"
@@ -115,6 +115,8 @@ def test_nothing_is_left_when_the_host_is_killed(host, when):
         assert len(of(engine)) >= 3, "an engine, its scheduler and its detokenizer"
 
     process.kill()
+    if when == "both":
+        os.kill(engine, signal.SIGKILL)
 
     seconds_until(lambda: not of(engine), _SOON_S)
 

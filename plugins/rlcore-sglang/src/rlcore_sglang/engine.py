@@ -13,6 +13,8 @@ The process ends when the other end of the socket closes: in order where that is
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -24,6 +26,9 @@ from typing import Any
 
 _OPTIONS_TIMEOUT_S = 60.0
 _LOOK_S = 1.0
+_PID = "RLCORE_SGLANG_ENGINE"
+"""Environment variable by which SGLang's processes know this one."""
+_PR_SET_PDEATHSIG = 1
 _END_S = 3.0
 """For SGLang to end in order when the host is gone."""
 _REQUESTS = {
@@ -42,6 +47,7 @@ _REQUESTS = {
 
 def main() -> None:
     """Start the engine, say so, and serve."""
+    os.environ[_PID] = str(os.getpid())
     connection = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_host, args=(connection.fileno(),), name="host", daemon=True).start()
     if not connection.poll(_OPTIONS_TIMEOUT_S):
@@ -78,6 +84,17 @@ def _end_with_host(descriptor: int) -> None:
         pass
     time.sleep(_END_S)
     os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_engine() -> None:
+    """Called in each of SGLang's processes before it imports SGLang, which sees to this only after: when host and engine
+    are killed together meanwhile, as Ray does, nobody else would end them."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(PermissionError):  # somebody else's process has the number
+        try:
+            os.kill(int(os.environ.get(_PID, os.getpid())), 0)
+        except ProcessLookupError:
+            os._exit(1)
 
 
 class _Service:
@@ -167,5 +184,7 @@ def _name(number: int) -> str:
     return f"{number:015d}"
 
 
+if __name__ == "__mp_main__":  # the name under which spawned processes import it
+    _end_with_engine()
 if __name__ == "__main__":
     main()
