@@ -1,9 +1,10 @@
-"""Seconds to bring 100 MB of weights to a vLLM engine, each way, against one copy of the bytes.
+"""Seconds to bring 100 MB of weights to an engine, each way, against one copy of the bytes.
 
-    python benchmarks/weight_sync.py           (about three minutes; in an environment with rlcore-vllm)
+    python benchmarks/weight_sync.py vllm      (about three minutes; in an environment with rlcore-vllm)
+    python benchmarks/weight_sync.py sglang    (about five minutes; in an environment with rlcore-sglang)
 
 A Llama of 100 MB, float32 on a CPU. `inprocess`, `object_store` and `collective` are whole syncs of a run, in one process
-and between two pools of Ray; `files` is the way to a server that runs already. The best of some turns.
+and between two pools of Ray; `server` is the way to one that runs already, by files. The best of some turns.
 """
 
 import socket
@@ -13,8 +14,7 @@ import tempfile
 import time
 
 import torch
-from rlcore_vllm import VLLMConfig, VLLMRollout
-from rollout import save_model
+from rollout import ALONE, kind_of, save_model
 
 from rlcore.cli.train import plan_run
 from rlcore.errors import InfrastructureError
@@ -31,6 +31,9 @@ _START_S = 120
 
 
 def main() -> None:
+    if sys.argv[1:] not in [[engine] for engine in ALONE]:
+        raise SystemExit(__doc__)
+    engine = sys.argv[1]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rlcore-bench-") as directory:
         path = f"{directory}/model"
@@ -49,14 +52,14 @@ def main() -> None:
             "collective": [*split, "transfer=collective"],
         }
         for name, own in ways.items():
-            seconds, share = of_a_run([f"model.path={path}", f"run.directory={directory}", *own])
+            seconds, share = of_a_run(engine, [f"model.path={path}", f"run.directory={directory}", *own])
             report(name, seconds / size, copied / size, f"{share:.1%} of a step")
-        report("files", to_a_server(path, weights) / size, copied / size)
+        report("server", to_a_server(engine, path, weights) / size, copied / size)
 
 
-def of_a_run(overrides):
+def of_a_run(engine, overrides):
     """Seconds of a sync, and its share of a step."""
-    fixed = ["preset=quickstart", "rollout=vllm", "trackers=[]", "trainer.steps=1000", "eval.every_steps=0"]
+    fixed = ["preset=quickstart", f"rollout={engine}", "trackers=[]", "trainer.steps=1000", "eval.every_steps=0"]
     run = launch(*plan_run([*fixed, "trainer.prompts_per_step=4", f"run.name=b{time.time_ns()}", *overrides]))
     try:
         found = [step(run) for _ in range(3)][1:]
@@ -66,27 +69,28 @@ def of_a_run(overrides):
         run.runtime.shutdown()
 
 
-def to_a_server(path, weights):
+def to_a_server(engine, path, weights):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_S
     server = subprocess.Popen(
-        [sys.executable, "-m", "rlcore_vllm.serve", path, "--port", str(port), "--kv-cache-gb", "0.25"],
+        [sys.executable, "-m", f"rlcore_{engine}.serve", path, "--port", str(port), "--kv-cache-gb", "0.25"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         while True:
             try:
-                Server(url, "vLLM", 2.0).call("GET", "/v1/models")
+                Server(url, engine, 2.0).call("GET", "/v1/models")
                 break
             except InfrastructureError:
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
-        engine = VLLMRollout(VLLMConfig(url=url), model=ModelConfig(path=path), context=RolloutContext())
-        return best(lambda: engine.load_weights(iter(weights.items()), 1))
+        kind = kind_of(engine)
+        client = kind(kind.Config(url=url), model=ModelConfig(path=path), context=RolloutContext())
+        return best(lambda: client.load_weights(iter(weights.items()), 1))
     finally:
         server.terminate()
         server.wait(timeout=30)

@@ -44,12 +44,20 @@ def tiny_qwen3(small_model, tmp_path_factory):
     return tiny_model("qwen3", small_model, tmp_path_factory.mktemp("qwen3"))
 
 
+@pytest.fixture(scope="session")
+def tiny_qwen3_moe(small_model, tmp_path_factory):
+    """A random Qwen3 with a mixture of four experts, two for each token."""
+    return tiny_model("qwen3_moe", small_model, tmp_path_factory.mktemp("qwen3_moe"))
+
+
 def tiny_model(family, tokenizer_from, directory):
     """Random weights, large enough that most likely tokens stand out."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    options = {"head_dim": 24} if family == "qwen3" else {}
+    options = {"head_dim": 24} if family.startswith("qwen3") else {}
+    if family == "qwen3_moe":
+        options |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     config = AutoConfig.for_model(
         family,
         vocab_size=len(load_tokenizer(tokenizer_from)),

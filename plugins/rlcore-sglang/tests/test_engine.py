@@ -1,12 +1,8 @@
-"""A real SGLang in a process of its own: it equals the reference engine, takes weights at any time, and dies loudly."""
+"""A real SGLang in a process of its own: it equals the reference engine, takes weights at any time, and refuses what it cannot."""
 
 import asyncio
-import os
-import signal
-import threading
-import time
+from dataclasses import replace
 
-import psutil
 import pytest
 import torch
 from rlcore_sglang import SGLangConfig, SGLangRollout
@@ -50,7 +46,7 @@ class TestFidelity:
     def test_llama_equals_the_reference_engine(self, llama, tiny_llama, how):
         compare(llama, tiny_llama, how)
 
-    @pytest.mark.parametrize("family", ["tiny_qwen2", "tiny_qwen3"])
+    @pytest.mark.parametrize("family", ["tiny_qwen2", "tiny_qwen3", "tiny_qwen3_moe"])
     def test_qwen_equals_the_reference_engine(self, family, request):
         model = request.getfixturevalue(family)
         engine = make(model)
@@ -101,8 +97,6 @@ class changed:
         self.engine, self.options = engine, options
 
     def __enter__(self):
-        from dataclasses import replace
-
         self.before = self.engine._config
         self.engine._config = replace(self.before, **self.options)
 
@@ -110,11 +104,21 @@ class changed:
         self.engine._config = self.before
 
 
+@pytest.fixture(scope="module")
+def plain(tiny_llama):
+    """Without what is on by default: draws without seeds, and hands out each token before the next one is computed."""
+    engine = make(tiny_llama, deterministic=False, engine_options={"disable_overlap_schedule": True})
+    yield engine
+    engine.close()
+
+
 class TestWeightsMeanwhile:
     """New weights come while sequences are in flight."""
 
-    @pytest.mark.parametrize("pause", ["retract", "abort", "in_place"])
-    def test_sequences_go_on_under_the_new_weights(self, llama, tiny_llama, pause):
+    @pytest.mark.parametrize("pause", ["retract", "abort", "in_place", "in_place, without overlap"])
+    def test_sequences_go_on_under_the_new_weights(self, tiny_llama, pause, request):
+        pause, _, plainly = pause.partition(", ")
+        llama = request.getfixturevalue("plain" if plainly else "llama")
         llama.load_weights(iter(weights(tiny_llama)), 10)
         asked = [_long(i, tokens=3 if i == 0 else 120) for i in range(4)]
         with changed(llama, pause=pause):
@@ -140,7 +144,7 @@ class TestWeightsMeanwhile:
             named = list(sample.token_versions).count(10)
             assert list(sample.token_versions) == [10] * named + [11] * (len(found) - named)
             # In place, SGLang names the version when it hands a token out: one was drawn before and named after.
-            assert switch - named in ((0, 1) if pause == "in_place" else (0,))
+            assert switch - named in ((0, 1) if pause == "in_place" and not plainly else (0,))
             if pause != "in_place":  # else the new tokens attend to keys and values of the old weights
                 assert bool(is_new[switch:].all()), f"token {switch} on must be drawn under the new weights alone"
 
@@ -233,53 +237,10 @@ def _watched(pairs, taken):
         yield name, tensor
 
 
-def test_a_scheduler_that_is_killed_is_a_dead_engine_with_its_name_and_not_a_dead_process(tiny_llama):
-    engine = make(tiny_llama)
-    scheduler = next(pid for pid in engine._engine.pids if "scheduler" in psutil.Process(pid).name())
-    own = [psutil.Process(pid) for pid in (engine._engine._process.pid, *engine._engine.pids)]
-    killer = threading.Timer(0.5, os.kill, (scheduler, signal.SIGKILL))
-    killer.start()
-    began = time.monotonic()
-    try:
-        with pytest.raises(InfrastructureError, match=r"the SGLang engine of rollout rank 0 died \(pid \d+"):
-            _generate_for(engine, 60)
-        assert time.monotonic() - began < 30
-        for action in (lambda: run(engine, [request(0)]), lambda: engine.load_weights(iter(weights(tiny_llama)), 1)):
-            with pytest.raises(InfrastructureError, match="died"):
-                action()
-    finally:
-        killer.join(5)
-        engine.close()
-    deadline = time.monotonic() + 10  # the kernel ends those whose parent has died
-    while any(map(_runs, own)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [process for process in own if _runs(process)], "an engine must leave nothing behind"
-
-
-def _generate_for(engine, seconds):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        run(engine, [_long(i, tokens=240) for i in range(8)])
-
-
-def _runs(process):
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def test_without_seeds_samples_differ_and_min_p_is_allowed(small_model):
-    engine = make(small_model, deterministic=False)
-    try:
-        asked = [request(0, min_p=0.01, max_response_tokens=8) for _ in range(6)]
-        asked = [
-            Request(request_id=i, prompt_ids=one.prompt_ids, sampling=one.sampling, seed=1)
-            for i, one in enumerate(asked)
-        ]
-        assert len({tuple(sample.token_ids) for sample in run(engine, asked)}) > 1
-    finally:
-        engine.close()
+def test_without_seeds_samples_differ_and_min_p_is_allowed(plain):
+    one = request(0, min_p=0.01, max_response_tokens=8)
+    asked = [replace(one, request_id=i) for i in range(6)]
+    assert len({tuple(sample.token_ids) for sample in run(plain, asked)}) > 1
 
 
 def test_min_p_with_seeds_is_refused_before_anything_runs(shared_engine):

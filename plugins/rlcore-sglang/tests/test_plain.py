@@ -1,5 +1,6 @@
 """What needs no engine: settings, requests, responses in parts, pieces of weights, versions."""
 
+import contextlib
 import json
 import math
 import pickle
@@ -14,7 +15,7 @@ from rlcore_sglang.memory import cache_tokens
 from rlcore_sglang.own import last_error
 from rlcore_sglang.requests import Answer, Response, sampling_params
 from rlcore_sglang.rollout import _mesh
-from rlcore_sglang.weights import _SharedFile, pieces
+from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 
 from rlcore.config.build import build
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
@@ -195,6 +196,57 @@ def test_pieces_bring_every_tensor_bit_for_bit(tmp_path, limit):
     assert model.found.keys() == sent.keys()
     assert all(torch.equal(model.found[name], tensor) for name, tensor in sent.items())
     assert list(tmp_path.iterdir()) == []
+
+
+class Recording:
+    """An engine that writes down what it is told, and refuses one thing."""
+
+    num_ranks = 1
+
+    def __init__(self, refused=""):
+        self.told, self.refused = [], refused
+
+    def control(self, action, **fields):
+        self.told.append((action, fields.get("mode") or fields.get("new_version") or ""))
+        if action == self.refused:
+            raise InfrastructureError(f"{action} was refused")
+
+
+BEGUN = [("pause_generation", "retract"), ("update_weight_version", NO_VERSION), ("begin_weight_update", "")]
+
+
+@pytest.mark.parametrize(
+    ("refused", "url", "then"),
+    [
+        ("", "", [("end_weight_update", ""), ("update_weight_version", "3"), ("continue_generation", "")]),
+        (
+            "update_weights_from_tensor",
+            "",
+            [
+                ("end_weight_update", ""),
+                ("pause_generation", "retract"),
+                ("pause_generation", "abort"),
+                ("continue_generation", ""),
+            ],
+        ),
+        (
+            "end_weight_update",
+            "http://host:1",
+            [("end_weight_update", ""), ("pause_generation", "retract"), ("pause_generation", "abort")],
+        ),
+    ],
+    ids=["all went well", "a piece was refused", "a server refused the end"],
+)
+def test_a_version_is_named_when_the_update_has_ended_and_half_of_one_serves_nobody(tmp_path, refused, url, then):
+    engine = Recording(refused)
+    config = SGLangConfig(weights_directory=str(tmp_path), url=url)
+    with (
+        contextlib.nullcontext() if not refused else pytest.raises(InfrastructureError, match=f"{refused} was refused")
+    ):
+        send(engine, iter([("a", torch.ones(4))]), 3, config=config, device="cpu", path="")
+
+    assert engine.told[:3] == BEGUN
+    assert [one for one in engine.told[3:] if one[0] != "update_weights_from_tensor"] == then
 
 
 def test_weights_that_find_no_room_are_an_error_and_not_a_crash(tmp_path, monkeypatch):

@@ -1,16 +1,18 @@
 """Whole runs from the command line: in one environment, and with trainer and engine in two."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import rlcore_sglang
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONTROLLER = Path(os.environ.get("RLCORE_CONTROLLER_PYTHON", REPOSITORY / ".venv" / "bin" / "python"))
-"""Python of an environment with rlcore and this plugin, and without SGLang."""
+"""Python of an environment with rlcore and without SGLang; it finds this plugin, which needs no more, by PYTHONPATH."""
 SMALL = ["trainer.steps=2", "trainer.prompts_per_step=4", "eval.every_steps=0", "checkpoint.every_steps=100"]
 
 pytestmark = pytest.mark.slow
@@ -20,7 +22,10 @@ def train(python, directory, *settings):
     """Run `rlcore train`; returns the metrics of each step."""
     command = [str(python), "-m", "rlcore", "train", "preset=quickstart", "rollout=sglang", *SMALL, *settings]
     command += [f"run.directory={directory}", "run.name=run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=directory)
+    path = {"PYTHONPATH": str(Path(rlcore_sglang.__file__).parents[1])} if python == CONTROLLER else {}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=400, cwd=directory, env={**os.environ, **path}
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = (Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if "actor/loss" in line]
@@ -28,7 +33,7 @@ def train(python, directory, *settings):
 
 def needs_controller():
     if not CONTROLLER.is_file():
-        pytest.skip(f"no Python in {CONTROLLER}; set RLCORE_CONTROLLER_PYTHON to one with rlcore and this plugin")
+        pytest.skip(f"no Python in {CONTROLLER}; set RLCORE_CONTROLLER_PYTHON to one with rlcore")
 
 
 def check(steps):
@@ -41,10 +46,29 @@ def test_a_run_in_one_environment(tmp_path):
     check(train(sys.executable, tmp_path, "runtime=local"))
 
 
-def test_trainer_and_engine_in_two_environments_by_ray(tmp_path):
+@pytest.mark.parametrize("transfer", ["object_store", "collective"])
+def test_trainer_and_engine_in_two_environments_by_ray(tmp_path, transfer):
     needs_controller()
     pools = ["runtime=ray", "placement=split", f"pools.rollout.python={sys.executable}"]
-    check(train(CONTROLLER, tmp_path, *pools))
+    check(train(CONTROLLER, tmp_path, *pools, f"transfer={transfer}"))
+
+
+@pytest.fixture
+def four_cores():
+    """The address of a Ray that believes in four, whatever the machine has."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.ERROR)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+def test_a_model_in_two_shards_is_broadcast_to_an_engine_of_two_ranks(tmp_path, four_cores):
+    pytest.importorskip("rlcore_fsdp", reason="pip install rlcore-fsdp: its shards are what is gathered here")
+    pools = ["runtime=ray", f"runtime.address={four_cores}", "placement=split", "pools.actor.devices_per_node=2"]
+    pools += ["runtime.start_timeout_s=400"]
+    engine = ["pools.rollout.devices_per_node=2", "rollout.tensor_parallel=2", "transfer=collective"]
+    check(train(sys.executable, tmp_path, *pools, "backend=fsdp", *engine))
 
 
 def test_only_the_engine_in_another_environment(tmp_path):

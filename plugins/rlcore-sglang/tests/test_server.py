@@ -1,5 +1,7 @@
 """`rollout.url`: the contract on a real SGLang server, and what is said of servers that will not do."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -9,17 +11,19 @@ import sys
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from rlcore_sglang import SGLangConfig, SGLangRollout
 from rlcore_sglang.server import _wrong_server
-from rlcore_sglang.weights import LOADER
+from rlcore_sglang.weights import LOADER, NO_VERSION
 
-from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.rollouts import http
 from rlcore.rollouts.checks import read_limits
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import request, run, tokens, weights
@@ -30,13 +34,41 @@ _START_S = 110.0
 @pytest.fixture(scope="module")
 def url(small_model, tmp_path_factory):
     """A server made by the line in the README."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    port = _free_port()
-    command = [sys.executable, "-m", "rlcore_sglang.serve", small_model, "--port", str(port), "--max-batch-size", "16"]
+    with serving(
+        ["rlcore_sglang.serve", small_model, "--max-batch-size", "16"], tmp_path_factory.mktemp("server")
+    ) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def second_url(small_model, tmp_path_factory):
+    """Another one."""
+    with serving(
+        ["rlcore_sglang.serve", small_model, "--max-batch-size", "16"], tmp_path_factory.mktemp("second")
+    ) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def router(url, second_url, tmp_path_factory):
+    """SGLang's router before both, asking them in turn."""
+    pytest.importorskip("sglang_router", reason="pip install sglang-router")
+    command = ["sglang_router.launch_router", "--worker-urls", url, second_url, "--policy", "round_robin"]
+    with serving(
+        [*command, "--prometheus-port", str(_free_port())], tmp_path_factory.mktemp("router"), "/readiness"
+    ) as at:
+        yield at
+
+
+@contextlib.contextmanager
+def serving(module, directory, ready="/model_info"):
+    """`python -m MODULE …` on a free port; its address."""
+    port, log = _free_port(), directory / "log"
+    command = [sys.executable, "-m", *module, "--port", str(port)]
     with log.open("wb") as file:
         server = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
     try:
-        _wait(f"http://127.0.0.1:{port}", server, log)
+        _wait(f"http://127.0.0.1:{port}{ready}", server, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
@@ -53,12 +85,12 @@ def _free_port():
         return probe.getsockname()[1]
 
 
-def _wait(url, server, log):
+def _wait(address, server, log):
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         assert server.poll() is None, log.read_text()[-3000:]
         try:
-            with urllib.request.urlopen(f"{url}/model_info", timeout=5):
+            with urllib.request.urlopen(address, timeout=5):
                 return
         except OSError:
             time.sleep(0.5)
@@ -95,6 +127,84 @@ def test_a_second_run_does_not_inherit_the_weights_of_the_first(url, small_model
 
     assert tokens(samples) == before
     assert {sample.policy_version for sample in samples} == {0}
+
+
+def scaled(model, factor):
+    return [(name, tensor * factor) for name, tensor in weights(model)]
+
+
+def test_a_server_with_half_an_update_serves_nobody_until_a_whole_one_has_come(url, small_model):
+    first = _client(url, small_model)
+    before = tokens(run(first, [request(0), request(1)]))
+    with pytest.raises(ModelError, match="weights did not come"):
+        first.load_weights(iter(scaled(small_model, 3)[:-1]), 1)
+    stranger = http.Server(url, "SGLang", timeout_s=2.0)  # such as a router
+    with pytest.raises(DeadlineExceeded):
+        stranger.call("POST", "/generate", {"input_ids": [3, 4], "sampling_params": {"max_new_tokens": 1}})
+
+    assert tokens(run(_client(url, small_model), [request(0), request(1)])) == before
+
+
+def test_an_update_that_a_killed_run_left_open_is_ended(url, small_model):
+    first = _client(url, small_model)
+    before = tokens(run(first, [request(0), request(1)]))
+    first._engine.control("pause_generation", mode="retract")
+    first._engine.control("update_weight_version", new_version=NO_VERSION, abort_all_requests=False)
+    first._engine.control("begin_weight_update", selector="all")
+
+    assert tokens(run(_client(url, small_model), [request(0), request(1)])) == before
+
+
+class TestRouter:
+    """Two ranks, each with a server of its own, and requests by the router to either."""
+
+    @pytest.fixture
+    def ranks(self, url, second_url, router, small_model):
+        def client(rank, **options):
+            config = SGLangConfig(url=f"{url},{second_url}", router=router, **options)
+            return SGLangRollout(
+                config, model=ModelConfig(path=small_model), context=RolloutContext(rank=rank, world_size=2)
+            )
+
+        return [client(0), client(1)]
+
+    def test_weights_go_to_the_own_server_and_requests_to_both(self, ranks, small_model):
+        asked = [request(i) for i in range(6)]
+        new = scaled(small_model, 1.5)
+        ranks[0].load_weights(iter(new), 5)
+        assert {sample.policy_version for sample in run(ranks[1], asked)} == {0, 5}
+
+        ranks[1].load_weights(iter(new), 5)
+        found = [run(rank, asked) for rank in ranks]
+
+        assert {sample.policy_version for samples in found for sample in samples} == {5}
+        assert tokens(found[0]) == tokens(found[1]), "a seed fixes a response, whichever server draws it"
+
+    @pytest.mark.parametrize("pause", ["retract", "abort"])
+    def test_new_weights_come_while_others_wait_for_the_router(self, ranks, small_model, pause):
+        for rank in ranks:
+            rank._config = replace(rank._config, pause=pause)
+        asked = [request(i, max_response_tokens=1 if i == 0 else 60) for i in range(64)]  # servers take 16 at a time
+
+        async def go():
+            stream = ranks[0].generate(asked)
+            samples = [await anext(stream)]
+            for rank in ranks[::-1]:
+                rank.load_weights(iter(scaled(small_model, 1.2)), 6)
+            return samples + [sample async for sample in stream]
+
+        samples = asyncio.run(asyncio.wait_for(go(), 60))
+
+        assert sorted(sample.request_id for sample in samples) == list(range(64))
+        for sample in samples:
+            assert len(sample.token_ids) == len(sample.log_probs) > 0
+            assert sample.finish_reason in ("stop", "length"), "whoever was aborted has gone on"
+        assert 6 in {sample.policy_version for sample in samples}
+
+    def test_a_router_instead_of_a_server_is_named(self, router, small_model):
+        with pytest.raises(ConfigError, match=f"rollout.url={router}") as caught:
+            _client(router, small_model)
+        assert f"rollout.router={router}" in str(caught.value)
 
 
 def test_a_server_with_another_model_is_refused(url, tiny_llama):

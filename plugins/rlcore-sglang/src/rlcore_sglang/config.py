@@ -47,7 +47,9 @@ class SGLangConfig:
     """No CUDA graphs. The CPU runs eagerly in any case."""
     pause: Literal["retract", "in_place", "abort"] = "retract"
     """What becomes of sequences in flight when new weights come. retract: read again under the new weights; in_place: go
-    on with keys and values of the old ones; abort: ended, and their beginnings sent again as prompts."""
+    on with keys and values of the old ones; abort: ended, and their beginnings sent again as prompts. In place, the first
+    token that `token_versions` gives to the new weights may be the last of the old ones, as SGLang computes one ahead; with
+    engine_options={disable_overlap_schedule: true} it does not."""
     weights: Literal["memory", "disk"] = "memory"
     """memory: through shared memory in buckets; disk: as a model directory that SGLang loads, which any server can."""
     weights_directory: str = "/dev/shm"

@@ -7,22 +7,37 @@ socket. Messages are tuples of plain data:
     in    (number, "generate", {"input_ids": …, "sampling_params": …}), (number, action, fields), (number, "cancel", {})
     out   (number, True, value) or (number, False, text)
 
-The process ends when the other end of the socket closes.
+The process ends when the other end of the socket closes: in order where that is quick, else with all that it started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import os
+import select
+import signal
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+_OPTIONS_TIMEOUT_S = 60.0
+_LOOK_S = 1.0
+_PID = "RLCORE_SGLANG_ENGINE"
+"""Environment variable by which SGLang's processes know this one."""
+_PR_SET_PDEATHSIG = 1
+_END_S = 3.0
+"""For SGLang to end in order when the host is gone."""
 _REQUESTS = {
     "pause_generation": "PauseGenerationReqInput",
     "continue_generation": "ContinueGenerationReqInput",
     "begin_weight_update": "BeginWeightUpdateReqInput",
     "end_weight_update": "EndWeightUpdateReqInput",
     "update_weights_from_tensor": "UpdateWeightsFromTensorReqInput",
+    "update_weight_version": "UpdateWeightVersionReqInput",
     "update_weights_from_disk": "UpdateWeightFromDiskReqInput",
     "release_memory_occupation": "ReleaseMemoryOccupationReqInput",
     "resume_memory_occupation": "ResumeMemoryOccupationReqInput",
@@ -32,7 +47,11 @@ _REQUESTS = {
 
 def main() -> None:
     """Start the engine, say so, and serve."""
+    os.environ[_PID] = str(os.getpid())
     connection = Connection(int(sys.argv[1]))
+    threading.Thread(target=_end_with_host, args=(connection.fileno(),), name="host", daemon=True).start()
+    if not connection.poll(_OPTIONS_TIMEOUT_S):
+        raise TimeoutError(f"the host sent no options within {_OPTIONS_TIMEOUT_S:g} s")
     options, needs_kernels = connection.recv()
     from rlcore.errors import RlcoreError
     from rlcore_sglang.install import check_installed
@@ -55,8 +74,31 @@ def main() -> None:
         engine.shutdown()
 
 
+def _end_with_host(descriptor: int) -> None:
+    """Runs in a thread from the start: SGLang looks at the socket only when it serves, and its schedulers watch their
+    parent only when they have imported everything. The group of this process is its own; own.py sees to that."""
+    host = os.getppid()
+    socket_events = select.poll()
+    socket_events.register(descriptor, select.POLLRDHUP)
+    while not socket_events.poll(_LOOK_S * 1000) and os.getppid() == host:
+        pass
+    time.sleep(_END_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_engine() -> None:
+    """Called in each of SGLang's processes before it imports SGLang, which sees to this only after: when host and engine
+    are killed together meanwhile, as Ray does, nobody else would end them."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(PermissionError):  # somebody else's process has the number
+        try:
+            os.kill(int(os.environ.get(_PID, os.getpid())), 0)
+        except ProcessLookupError:
+            os._exit(1)
+
+
 class _Service:
-    """Takes messages until the socket closes; each is a task."""
+    """Takes messages until the socket closes; each is a task. How long it serves is the host's to say."""
 
     def __init__(self, engine: Any, connection: Connection) -> None:
         self._engine = engine
@@ -78,8 +120,14 @@ class _Service:
         try:
             while self._connection.poll():
                 self._take(*self._connection.recv())
-        except (EOFError, OSError):
-            self._ended.set()
+        except (EOFError, OSError) as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        """A closed socket is the usual end. Half a message, or one that nobody takes, is told in the log."""
+        if isinstance(error, BlockingIOError):
+            print("TimeoutError: the host stopped in the middle of a message", file=sys.stderr, flush=True)
+        self._ended.set()
 
     def _take(self, number: int, action: str, fields: dict[str, Any]) -> None:
         if action == "cancel":
@@ -97,7 +145,10 @@ class _Service:
         except Exception as error:  # whatever SGLang raises is told to whoever asked
             reply = (number, False, f"{type(error).__name__}: {error}")
         if not self._ended.is_set():
-            self._connection.send(reply)
+            try:
+                self._connection.send(reply)
+            except OSError as error:
+                self._end(error)
 
     async def _generate(self, number: int, **fields: Any) -> tuple[Any, ...]:
         from sglang.srt.managers.io_struct import GenerateReqInput
@@ -112,9 +163,6 @@ class _Service:
     async def _control(self, action: str, fields: dict[str, Any]) -> None:
         from sglang.srt.managers import io_struct
 
-        if action == "abort_request":
-            self._tokenizer.abort_request(**fields)
-            return
         method = getattr(self._tokenizer, action)
         result = await (method(getattr(io_struct, _REQUESTS[action])(**fields)) if action in _REQUESTS else method())
         success, message = _outcome(result)
@@ -136,5 +184,7 @@ def _name(number: int) -> str:
     return f"{number:015d}"
 
 
+if __name__ == "__mp_main__":  # the name under which spawned processes import it
+    _end_with_engine()
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from rlcore_sglang.requests import Answer
 from rlcore_sglang.weights import LOADER
 
 _END_TIMEOUT_S = 10.0
+_LOOK_S = 1.0
 _LOG_BYTES = 20000
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -53,6 +55,8 @@ class OwnEngine:
         self._waiting: dict[int, Future[Any]] = {0: self._started}
         self._num_messages = 0
         self._death: str | None = None
+        self._fault = ""
+        """Why this side gave it up."""
         self._process, self._connection = self._start(config, context, devices)
         self._reader = threading.Thread(target=self._read, name="sglang answers", daemon=True)
         self._reader.start()
@@ -91,7 +95,7 @@ class OwnEngine:
             try:
                 self._process.wait(_END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                self._kill()
                 self._process.wait(_END_TIMEOUT_S)
         self._reader.join(_END_TIMEOUT_S)
         self._connection.close()
@@ -102,6 +106,9 @@ class OwnEngine:
         self, config: SGLangConfig, context: RolloutContext, devices: list[str]
     ) -> tuple[subprocess.Popen[bytes], Connection]:
         self._socket, theirs = socket.socketpair()
+        for end in (self._socket, theirs):  # a message that has begun must go on
+            for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                end.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", *_seconds(config.timeout_s)))
         command = [config.python or sys.executable, "-m", "rlcore_sglang.engine", str(theirs.fileno())]
         try:
             process = subprocess.Popen(
@@ -164,6 +171,10 @@ class OwnEngine:
                 if self._death is None:
                     self._connection.send(message)
                     return
+        except BlockingIOError:  # half a message: nothing can follow it
+            self._fault = f"it took no message within {self._timeout_s:g} s (rollout.timeout_s)"
+            self._kill()
+            self._reader.join(_END_TIMEOUT_S)
         except OSError:
             self._reader.join(_END_TIMEOUT_S)
         raise InfrastructureError(self._death or f"{self._name} does not take messages\nStart the run again.")
@@ -172,7 +183,10 @@ class OwnEngine:
         """Give answers to whoever waits, until the process ends."""
         while True:
             try:
-                number, good, value = self._connection.recv()
+                number, good, value = self._next()
+            except BlockingIOError:
+                self._fault = f"it stopped in the middle of a message for {self._timeout_s:g} s (rollout.timeout_s)"
+                break
             except (EOFError, OSError):
                 break
             future = self._waiting.pop(number, None)
@@ -184,13 +198,32 @@ class OwnEngine:
                 future.set_exception(InfrastructureError(f"{value}" if number == 0 else f"{self._name}: {value}"))
         self._bury()
 
+    def _next(self) -> Any:
+        """The next message. That there is none for long is nothing; each who waits for an answer has a deadline.
+
+        Raises:
+            EOFError: the process has ended, also where something that it started holds the socket open.
+        """
+        while not self._connection.poll(_LOOK_S):
+            if self._process.poll() is not None and not self._connection.poll():
+                raise EOFError
+        return self._connection.recv()
+
+    def _kill(self) -> None:
+        """End the process and all that it started, which is its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _bury(self) -> None:
-        """The process is gone: all who wait are told why."""
+        """The process is gone: all who wait are told why. Schedulers that did not see it end with it."""
+        if self._fault:
+            self._kill()
         try:
             status = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            status = 0
-        cause = last_error(self._log_end(), _status(status))
+            status = -signal.SIGKILL
+        self._kill()
+        cause = self._fault or last_error(self._log_end(), _status(status))
         with self._lock:
             self._death = (
                 f"{self._name} died (pid {self._process.pid}, {_status(status)}): {cause}\nStart the run again."
@@ -252,6 +285,11 @@ def engine_environment(config: SGLangConfig, context: RolloutContext, devices: l
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         variables.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * config.tensor_parallel))
     return variables
+
+
+def _seconds(timeout_s: float) -> tuple[int, int]:
+    """Whole seconds and microseconds, as sockets take them."""
+    return int(timeout_s), int(timeout_s % 1 * 1e6)
 
 
 def _status(status: int) -> str:

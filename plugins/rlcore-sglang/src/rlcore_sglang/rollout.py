@@ -121,7 +121,8 @@ class SGLangRollout:
             num_loads = self._num_loads
             answer = await engine.answer(response.prompt_ids, params)
             response.add(answer)
-            aborted = answer.finish_reason["type"] == "abort" and num_loads != self._num_loads
+            others = bool(self._config.router)  # another rank's weights came to the server that had it
+            aborted = answer.finish_reason["type"] == "abort" and (others or num_loads != self._num_loads)
             if not aborted or response.is_full or self._state.broken:
                 return response.sample(answer, self._version)
             params = sampling_params(response, self._limits, self._config)

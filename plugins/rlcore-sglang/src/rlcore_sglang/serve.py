@@ -34,6 +34,8 @@ _OPTIONS: dict[str, Any] = {
 """The settings of SGLangConfig that concern a server."""
 _NOT_SERVED = ("enable_memory_saver", "enable_weights_cpu_backup")
 """A server keeps its device."""
+_HEALTH = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
+"""Whether /health draws a token; a router would take a server that is paused for weights for a dead one."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except RlcoreError as error:
         raise SystemExit(f"rlcore_sglang.serve: {error}") from None
     os.environ.update(engine_environment(config, context, []))
+    os.environ.setdefault(_HEALTH, "false")
     command = [sys.executable, "-m", "sglang.launch_server", *flags, *[item for item in rest if item != "--"]]
     os.execv(sys.executable, command)
 

@@ -81,7 +81,10 @@ class Server:
         try:
             about, info = (self._server.call("GET", path) for path in ("/model_info", "/server_info"))
         except http.BadAnswer as error:
-            raise _unfit(self._server.url, model, f"is no SGLang server: {str(error).partition(chr(10))[0]}") from error
+            reason = f"is no SGLang server: {str(error).partition(chr(10))[0]}"
+            raise _unfit(
+                self._server.url, model, reason, f"; a router is  rollout.router={self._server.url}"
+            ) from error
         reasons = [*_wrong_server(info, config, limits), *_wrong_model(about, model)]
         if reasons:
             raise _unfit(self._server.url, model, "cannot be trained with: " + "; ".join(reasons))
@@ -122,9 +125,9 @@ def _wrong_model(about: Mapping[str, Any], model: ModelConfig) -> list[str]:
     return [f"it serves another model than model.path={model.path}: {', '.join(differing)}"] if differing else []
 
 
-def _unfit(url: str, model: ModelConfig, reason: str) -> ConfigError:
+def _unfit(url: str, model: ModelConfig, reason: str, besides: str = "") -> ConfigError:
     return ConfigError(
-        f"rollout.url={url} {reason}\nStart one with  python -m rlcore_sglang.serve {model.path} --port PORT"
+        f"rollout.url={url} {reason}\nStart one with  python -m rlcore_sglang.serve {model.path} --port PORT{besides}"
     )
 
 

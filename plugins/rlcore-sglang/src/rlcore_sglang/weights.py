@@ -1,7 +1,9 @@
 """How new weights get into an engine: pause it, hand over piece by piece, name the version, go on.
 
 Pieces go through memory that both sides see: a file in shared memory, or memory of the GPU that the scheduler maps; or
-through a directory that SGLang loads. The version is named last, when all pieces have come.
+through a directory that SGLang loads. The version is named last, when all pieces have come; until then, and when they do
+not, the version is NO_VERSION, and a server stays paused: who else asks it, by a router or in a later run, must not be
+served by half an update.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from rlcore.errors import InfrastructureError, RlcoreError
 from rlcore_sglang.config import SGLangConfig
 
 LOADER = "rlcore_sglang.loader.load"
+NO_VERSION = "-1"
 _ALIGNMENT = 16
 
 
@@ -58,29 +61,32 @@ def send(
     flush = pause != "in_place"
     engine.control("pause_generation", mode=pause)
     try:
+        engine.control("update_weight_version", new_version=NO_VERSION, abort_all_requests=False)
         if config.weights == "disk":
-            _through_directory(engine, weights, version, config, path, flush)
+            _through_directory(engine, weights, config, path, flush)
         else:
-            _through_memory(engine, weights, version, config, device, flush)
+            _through_memory(engine, weights, config, device, flush)
+        engine.control("update_weight_version", new_version=str(version), abort_all_requests=False)
     except BaseException:
-        # The caller serves nothing until a whole set has come; what waits for an answer must get one.
+        # What waits for an answer must get one; to be ended, what was paused in place has to be taken off the device.
         with contextlib.suppress(RlcoreError):
-            engine.control("abort_request", abort_all=True)
-            engine.control("continue_generation")
+            for mode in ("retract", "abort"):
+                engine.control("pause_generation", mode=mode)
+            if not config.url:  # nobody else asks it
+                engine.control("continue_generation")
         raise
     engine.control("continue_generation")
 
 
 def _through_memory(
-    engine: Control, weights: Iterator[tuple[str, Tensor]], version: int, config: SGLangConfig, device: str, flush: bool
+    engine: Control, weights: Iterator[tuple[str, Tensor]], config: SGLangConfig, device: str, flush: bool
 ) -> None:
-    engine.control("begin_weight_update", selector="all")
+    _begin(engine)
     try:
         with _SharedFile(config.weights_directory) if device == "cpu" else _DeviceMemory(device) as memory:
             for entries in pieces(weights, config.bucket_mb * 2**20, memory):
                 _update(engine, memory.payloads(entries, engine.num_ranks), flush_cache=False)
-            nothing = memory.payloads([], engine.num_ranks)
-            _update(engine, nothing, flush_cache=flush, weight_version=str(version))
+            _update(engine, memory.payloads([], engine.num_ranks), flush_cache=flush)
     except BaseException:
         with contextlib.suppress(RlcoreError):  # the first error is the one to tell
             engine.control("end_weight_update")
@@ -88,12 +94,23 @@ def _through_memory(
     engine.control("end_weight_update")
 
 
-def _update(engine: Control, payloads: list[bytes], **fields: Any) -> None:
-    engine.control("update_weights_from_tensor", serialized_named_tensors=payloads, load_format=LOADER, **fields)
+def _begin(engine: Control) -> None:
+    try:
+        engine.control("begin_weight_update", selector="all")
+    except InfrastructureError as error:
+        if "already open" not in str(error):
+            raise
+        engine.control("end_weight_update")  # begun by a run that was killed
+        engine.control("begin_weight_update", selector="all")
+
+
+def _update(engine: Control, payloads: list[bytes], *, flush_cache: bool) -> None:
+    fields = {"serialized_named_tensors": payloads, "load_format": LOADER, "flush_cache": flush_cache}
+    engine.control("update_weights_from_tensor", **fields)
 
 
 def _through_directory(
-    engine: Control, weights: Iterator[tuple[str, Tensor]], version: int, config: SGLangConfig, path: str, flush: bool
+    engine: Control, weights: Iterator[tuple[str, Tensor]], config: SGLangConfig, path: str, flush: bool
 ) -> None:
     from safetensors.torch import save_file
 
@@ -103,7 +120,7 @@ def _through_directory(
             for number, entries in enumerate(pieces(weights, config.bucket_mb * 2**20, memory)):
                 tensors = {name: memory.view(dtype, shape, offset) for name, dtype, shape, offset in entries}
                 save_file(tensors, Path(directory) / f"model-{number:05d}.safetensors")
-        engine.control("update_weights_from_disk", model_path=directory, flush_cache=flush, weight_version=str(version))
+        engine.control("update_weights_from_disk", model_path=directory, flush_cache=flush)
 
 
 Entry = tuple[str, str, list[int], int]

@@ -1,0 +1,65 @@
+"""What needs CUDA devices: the contract there, memory that is given back, CUDA graphs under new weights."""
+
+import pytest
+import torch
+from rlcore_sglang import SGLangConfig, SGLangRollout
+from test_engine import compare
+
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.testing import ModelRolloutContract
+from rlcore.testing.rollout import request, run, tokens, weights
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.device_count(), reason="no CUDA device")]
+SHARE = 0.3
+"""Of a device, so that engines of two tests find room."""
+
+
+def on_gpu(path, **config):
+    config = SGLangConfig(**({"max_batch_size": 16, "gpu_memory_utilization": SHARE} | config))
+    return SGLangRollout(config, model=ModelConfig(path=path), context=RolloutContext(device="cuda:0"))
+
+
+class TestOnGPU(ModelRolloutContract):
+    device = "cuda:0"
+    tolerance = 5e-3
+
+    def make(self, model, context):
+        config = SGLangConfig(max_batch_size=16, gpu_memory_utilization=SHARE)
+        return SGLangRollout(config, model=model, context=context)
+
+    @pytest.fixture
+    def model_path(self, small_model):
+        return small_model
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
+@pytest.mark.parametrize("family", ["tiny_qwen3", "tiny_qwen3_moe"])
+def test_new_weights_are_drawn_from_eagerly_and_from_graphs(enforce_eager, family, request):
+    model = request.getfixturevalue(family)
+    engine = on_gpu(model, enforce_eager=enforce_eager)
+    try:
+        for how in ("as loaded", "memory", "disk"):
+            compare(engine, model, how)
+    finally:
+        engine.close()
+
+
+def test_an_engine_that_sleeps_gives_its_memory_back_and_wakes_with_its_weights(small_model):
+    engine = on_gpu(small_model)
+    try:
+        engine.load_weights(iter([(name, tensor * 1.2) for name, tensor in weights(small_model)]), 1)
+        asked = [request(i, temperature=0.0) for i in range(4)]
+        wanted, awake = tokens(run(engine, asked)), used()
+        engine.sleep()
+        asleep = used()
+        engine.wake()
+        assert awake - asleep > SHARE * torch.cuda.mem_get_info()[1] / 2, "keys and values are most of what it takes"
+        assert tokens(run(engine, asked)) == wanted
+    finally:
+        engine.close()
+
+
+def used():
+    free, total = torch.cuda.mem_get_info()
+    return total - free

@@ -1,0 +1,194 @@
+"""Whoever is killed or stops, whenever: those who wait are told, and within seconds nothing is left of the engine."""
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import pytest
+from rlcore_sglang import SGLangConfig, SGLangRollout
+from rlcore_sglang.engine import _Service
+
+from rlcore.errors import InfrastructureError
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.testing.rollout import request, run, weights
+from rlcore.types import Request, Sampling
+
+_START_S = 110.0
+_SOON_S = 10.0
+
+
+@pytest.fixture
+def host(tiny_llama, request):
+    """A process with an engine in it; yields it and the engine's pid."""
+    command = [sys.executable, str(Path(__file__).with_name("host.py")), tiny_llama, request.param]
+    host = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(_START_S, host.kill)
+    watchdog.start()
+    engine = int(host.stdout.readline())
+    try:
+        yield host, engine
+    finally:
+        watchdog.cancel()
+        host.kill()
+        host.wait(10)
+        host.stdout.close()
+        for process in of(engine):
+            process.kill()
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "engine"])
+def test_a_process_of_an_engine_that_is_killed_is_a_dead_engine_with_its_name_and_not_a_dead_host(tiny_llama, victim):
+    engine = SGLangRollout(
+        SGLangConfig(max_batch_size=16), model=ModelConfig(path=tiny_llama), context=RolloutContext()
+    )
+    own = engine._engine._process.pid
+    scheduler = next(pid for pid in engine._engine.pids if "scheduler" in psutil.Process(pid).name())
+    pids = {"engine": own, "scheduler": scheduler}
+    killer = threading.Timer(0.5, os.kill, (pids[victim], signal.SIGKILL))
+    killer.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(InfrastructureError, match=r"the SGLang engine of rollout rank 0 died \(pid \d+"):
+            generate_for(engine, 60)
+        assert time.monotonic() - began < 30
+        for action in (lambda: run(engine, [request(0)]), lambda: engine.load_weights(iter(weights(tiny_llama)), 1)):
+            with pytest.raises(InfrastructureError, match="died"):
+                action()
+    finally:
+        killer.join(5)
+        engine.close()
+    seconds_until(lambda: not of(own), _SOON_S)
+
+
+def generate_for(engine, seconds):
+    sampling, deadline = Sampling(max_response_tokens=240), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        run(engine, [Request(request_id=i, prompt_ids=[3, 4, 5], sampling=sampling, seed=i) for i in range(8)])
+
+
+def of(engine):
+    """What runs of an engine: the processes of its session."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == engine and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+    return found
+
+
+def seconds_until(condition, at_most):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < at_most, f"not within {at_most:g} s"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("host", "when"),
+    [("start", "import"), ("start", "schedulers"), ("start", "both"), ("generate", "busy"), ("load", "busy")],
+    indirect=["host"],
+    ids=["importing", "starting schedulers", "starting schedulers, with its engine", "generating", "taking weights"],
+)
+def test_nothing_is_left_when_the_host_is_killed(host, when):
+    process, engine = host
+    if when == "import":
+        time.sleep(1.0)
+        assert [process.pid for process in of(engine)] == [engine], "it imports SGLang for seconds"
+    elif when in ("schedulers", "both"):
+        seconds_until(lambda: len(of(engine)) >= 3, _START_S)
+    else:
+        assert process.stdout.readline() == "started\n"
+        time.sleep(1.5)
+        assert len(of(engine)) >= 3, "an engine, its scheduler and its detokenizer"
+
+    process.kill()
+    if when == "both":
+        os.kill(engine, signal.SIGKILL)
+
+    seconds_until(lambda: not of(engine), _SOON_S)
+
+
+_ENGINE = """#!{python}
+import os, struct, sys, time
+from multiprocessing.connection import Connection
+
+connection = Connection(int(sys.argv[3]))
+connection.recv()
+connection.send((0, True, {{"pids": []}}))
+{then}
+"""
+"""Instead of SGLang: starts, and then does what no engine should."""
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("time.sleep(60)", r"died \(pid \d+, signal SIGKILL\): it took no message within 1 s \(rollout.timeout_s\)"),
+        (
+            "os.write(connection.fileno(), struct.pack('!i', 100) + b'x'); time.sleep(60)",
+            r"it stopped in the middle of a message for 1 s \(rollout.timeout_s\)",
+        ),
+        ("os.fork() and os._exit(3); time.sleep(60)", r"died \(pid \d+, exit code 3\)"),
+    ],
+    ids=["deaf", "half a message", "a child holds the socket"],
+)
+def test_an_engine_that_stops_is_given_up_with_the_reason(small_model, tmp_path, then, said):
+    python = tmp_path / "python"
+    python.write_text(_ENGINE.format(python=sys.executable, then=then))
+    python.chmod(0o755)
+    config = SGLangConfig(python=str(python), timeout_s=1.0)
+    engine = SGLangRollout(config, model=ModelConfig(path=small_model), context=RolloutContext())
+    own = engine._engine._process.pid
+    message = {"fills the socket": "x" * 2**21 if "no message" in said else ""}
+    try:
+        with pytest.raises(InfrastructureError, match=said):
+            asyncio.run(asyncio.wait_for(engine._engine.answer([1], message), _SOON_S))
+        seconds_until(lambda: not of(own), _SOON_S)
+    finally:
+        engine.close()
+
+
+def test_an_engine_whose_host_says_nothing_ends_and_says_so():
+    code = "from rlcore_sglang import engine; engine._OPTIONS_TIMEOUT_S = 0.2; engine.main()"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        done = subprocess.run(
+            command, pass_fds=[theirs.fileno()], start_new_session=True, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "TimeoutError: the host sent no options within 0.2 s"
+
+
+def test_a_service_whose_host_stops_in_the_middle_of_a_message_ends_and_says_so(capsys):
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 200_000))
+    with ours:
+        connection = Connection(theirs.detach())
+        ours.send(struct.pack("!i", 100) + b"x")
+        asyncio.run(asyncio.wait_for(_Service(_NoEngine(), connection).run(), 10))
+        connection.close()
+    assert "TimeoutError: the host stopped in the middle of a message" in capsys.readouterr().err
+
+
+class _NoEngine:
+    tokenizer_manager = property(lambda self: self)
+
+    def auto_create_handle_loop(self):
+        pass
+
+    def get_all_child_pids(self):
+        return []
