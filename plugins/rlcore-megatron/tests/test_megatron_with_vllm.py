@@ -2,6 +2,7 @@
 
 import json
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import ray
 
 from rlcore.cli.train import run as train
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("vllm", reason="needs vLLM in this environment: make test-vllm")
-pytest.importorskip("rlcore_vllm", reason="pip install rlcore-vllm")
+MISSING = [name for name in ("vllm", "rlcore_vllm", "megatron") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"not here: {', '.join(MISSING)}; make test-vllm has both"),
+]
 
 BASE = ["model.path=quickstart:model", "data.train=quickstart:train", "reward=sorted_digits", "trackers=jsonl"]
 BASE += ["trainer.steps=3", "trainer.prompts_per_step=16", "sampling.samples_per_prompt=4", "optimizer.lr=3e-4"]
