@@ -29,7 +29,7 @@ class _Way:
         """All ranks get it, or none serves: one that has all of it already would draw from another policy than the rest."""
         try:
             self._send(version)
-        except BaseException as error:
+        except Exception as error:
             try:
                 self._abandon(version)
             except Exception as second:
