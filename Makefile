@@ -36,6 +36,10 @@ test-plugins: $(VENV)/.plugins
 $(ENGINES:%=test-%): test-%: .venv-%/.ready
 	@echo "== tests of plugins/rlcore-$* =="
 	cd plugins/rlcore-$* && $(CURDIR)/.venv-$*/bin/python -m pytest
+	@for file in $(wildcard plugins/*/tests/test_*_with_$*.py); do \
+		echo "== $$file =="; \
+		(cd $$(dirname $$file)/.. && $(CURDIR)/.venv-$*/bin/python -m pytest tests/$$(basename $$file)) || exit 1; \
+	done
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -67,6 +71,8 @@ $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	.venv-$*/bin/python $(INSTALL) "$(TORCH)"
 	.venv-$*/bin/python $(INSTALL) --no-deps --requirement $<
 	.venv-$*/bin/python $(INSTALL) --no-deps --editable . --editable plugins/rlcore-$* --editable plugins/rlcore-fsdp
+	@test ! -f plugins/rlcore-$*/tests/requirements.txt || \
+		.venv-$*/bin/python $(INSTALL) --no-deps --requirement plugins/rlcore-$*/tests/requirements.txt
 	@test ! -f plugins/rlcore-$*/tests/plain_cpu/enable.py || .venv-$*/bin/python plugins/rlcore-$*/tests/plain_cpu/enable.py
 	@touch $@
 

@@ -436,7 +436,7 @@ def test_weights_whose_sender_fails_leave_an_engine_that_refuses(engine, stories
 
     with pytest.raises(ConnectionError):
         engine.load_weights(failing(), 7)
-    with pytest.raises(InfrastructureError, match="the loading of version 7 did not end"):
+    with pytest.raises(InfrastructureError, match="the sender is gone"):
         run(engine, requests_of(prompts))
 
 

@@ -170,7 +170,7 @@ def serves_a_mixture(self, weights, version):
     try:
         HFRollout.load_weights(self, weights, version)
     except ModelError:
-        self._broken = None
+        self._state.broken = None
         raise
 
 

@@ -84,19 +84,33 @@ def test_a_source_that_fails_on_the_way_leaves_no_rank_with_a_version(parts):
     assert target.state() == [(3, True, True)] * 2
 
 
-@pytest.mark.parametrize("name", ["a", "large", "layer.19"])
-def test_a_target_that_fails_is_the_error_and_the_next_update_mends_it(parts, name):
+@pytest.mark.parametrize("name", ["a", "large", "layer.19", "the end"])
+def test_when_one_rank_fails_none_serves_and_the_next_update_mends_it(parts, name):
     source, target, way = parts
     target.fail_at(name)
 
     with pytest.raises(ValueError, match="the target fails"):
         way.send(1)
 
-    assert target.state()[1][:2] == (0, False)
+    assert [whole for _, whole, _ in target.state()] == [False, False], "one that had all of it must not serve either"
     target.fail_at("")
     source.become(2)
     way.send(2)
     assert target.state() == [(2, True, True)] * 2
+
+
+def test_when_one_host_of_a_shared_pool_fails_none_serves(runtimes):
+    source, target = (spawn(it, runtimes("ray"), role=it.__name__, pool="a") for it in (Giver, Taker))
+    way = InProcess(source=source, target=target)
+    target.fail_at("half")
+
+    with pytest.raises(ValueError, match="the target fails"):
+        way.send(1)
+
+    assert [whole for _, whole, _ in target.state()] == [False, False]
+    target.fail_at("")
+    way.send(1)
+    assert target.state() == [(1, True, True)] * 2
 
 
 def test_the_group_is_built_once(runtimes, monkeypatch):

@@ -151,7 +151,7 @@ class Sleepy(HFRollout):
         super().wake()
 
     def load_weights(self, weights, version):
-        self._check_ready()
+        self._state.check()
         super().load_weights(weights, version)
 
 

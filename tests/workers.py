@@ -151,6 +151,8 @@ class Taker(Worker):
             if self.fails_at == f"die at {name}":
                 os.kill(os.getpid(), signal.SIGKILL)
             held[name] = tensor.clone()  # borrowed
+        if self.fails_at == "the end":
+            raise ValueError("the target fails")
         self.held, self.version, self.is_whole = held, version, True
 
 

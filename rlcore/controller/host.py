@@ -103,9 +103,13 @@ class Host:
         """Give a bucket that another host published to a worker, whose loading begins with the first."""
         return self._guarded(f"{target}.load_weights", lambda: self._receive_weights(target, refs, version, timeout_s))
 
-    def end_weights(self, abort: bool) -> Reply:
-        """All buckets have been published or received, or with `abort` the rest will not be."""
-        return self._guarded("the end of the weights", lambda: self._end_weights(abort))
+    def end_weights(self) -> Reply:
+        """All buckets have been received."""
+        return self._guarded("the end of the weights", lambda: self._end_weights(abort=False))
+
+    def abandon_weights(self, target: str, version: int, timeout_s: float) -> Reply:
+        """An update failed somewhere: a worker that is on its way to this version, or there already, has no weights."""
+        return self._guarded("the end of the weights", lambda: self._abandon_weights(target, version, timeout_s))
 
     def open_broadcast(self, address: str) -> Reply:
         """The port at which the ranks of a broadcast meet; this host is rank 0 of it, and others reach it at `address`."""
@@ -196,7 +200,12 @@ class Host:
             self._inbox = Inbox(lambda stream: self._any(target).load_weights(stream, version), timeout_s)
         self._inbox.feed((name, self._store.get([ref])[0]) for name, ref in refs)
 
-    def _end_weights(self, abort: bool) -> None:
+    def _abandon_weights(self, target: str, version: int, timeout_s: float) -> None:
+        if target in self._workers:
+            self._receive_weights(target, [], version, timeout_s)  # begins once more what has ended well
+        self._end_weights(abort=True)
+
+    def _end_weights(self, *, abort: bool) -> None:
         inbox, self._inbox, self._outgoing = self._inbox, None, None
         if inbox is not None:
             inbox.finish(abort=abort)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -93,7 +94,7 @@ class RayRuntime:
         if not ray.is_initialized():
             check_machine(self.config, pools)
         self._connect()
-        pools = {name: _with_device(pool) for name, pool in pools.items()}
+        pools = {name: replace(pool, device=resolve_device(pool.device)) for name, pool in pools.items()}
         check_capacity(pools, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         for name, pool in pools.items():
             self._start_pool(name, pool, env.get(name, ()))
@@ -259,12 +260,6 @@ def _signals_kept() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-
-def _with_device(pool: PoolConfig) -> PoolConfig:
-    from dataclasses import replace
-
-    return replace(pool, device=resolve_device(pool.device))
 
 
 def _check_address(address: str) -> None:

@@ -7,19 +7,47 @@ which they come. The rollout commits the version only when all has arrived.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from rlcore.controller import weights
 from rlcore.controller.group import Group
-from rlcore.errors import ConfigError, RlcoreError
+from rlcore.errors import ConfigError
 
-_ABORT_S = 10.0
-"""To tell hosts that the rest of the weights does not come; one that hangs does not hear it."""
+_ABANDON_S = 10.0
+"""For telling hosts that an update failed. Those that are busy hear it later: the calls of a host run in order."""
 
 
-class InProcess:
+class _Way:
+    """A way between two groups."""
+
+    def __init__(self, *, source: Group, target: Group) -> None:
+        self._source = source
+        self._target = target
+
+    def send(self, version: int) -> None:
+        """All ranks get it, or none serves: one that has all of it already would draw from another policy than the rest."""
+        try:
+            self._send(version)
+        except Exception as error:
+            try:
+                self._abandon(version)
+            except Exception as second:
+                error.add_note(f"besides, while the others were told: {second}")
+            raise
+
+    def _abandon(self, version: int) -> None:
+        runtime, role = self._target.runtime, self._target.role
+        timeout_s = min(_ABANDON_S, runtime.config.call_timeout_s)
+        groups = {group.pool: group for group in (self._source, self._target)}.values()
+        handles = [it for group in groups for it in _submit(group, "abandon_weights", role, version, timeout_s)]
+        runtime.wait(handles, "weight sync", timeout_s)
+
+    def _send(self, version: int) -> None:
+        raise NotImplementedError
+
+
+class InProcess(_Way):
     """Both roles on the same hosts: rank r of the rollout gets the tensors of rank r of the source."""
 
     def __init__(self, *, source: Group, target: Group) -> None:
@@ -28,27 +56,14 @@ class InProcess:
                 f"transfer=inprocess needs both roles in one pool; '{source.role}' is in '{source.pool}',"
                 f" '{target.role}' in '{target.pool}'.\nType  transfer=object_store"
             )
-        self._source = source
-        self._target = target
+        super().__init__(source=source, target=target)
 
-    def send(self, version: int) -> None:
+    def _send(self, version: int) -> None:
         _wait(self._target, _submit(self._target, "hand_over", self._source.role, self._target.role, version))
 
 
-class ObjectStore:
+class ObjectStore(_Way):
     """Rank 0 of the source leaves a bucket in the store, and every rank of the target maps it while the next is made."""
-
-    def __init__(self, *, source: Group, target: Group) -> None:
-        self._source = source
-        self._target = target
-
-    def send(self, version: int) -> None:
-        try:
-            self._send(version)
-        except Exception:
-            with contextlib.suppress(RlcoreError):  # the first error is the one to tell
-                self._end(abort=True)
-            raise
 
     def _send(self, version: int) -> None:
         source, target, timeout_s = self._source, self._target, self._target.runtime.config.call_timeout_s
@@ -60,18 +75,13 @@ class ObjectStore:
             if not more:
                 break
             refs, more = replies[0]
-        self._end(abort=False)
+        _wait(target, _submit(target, "end_weights"))
 
     def _publish(self) -> list[Any]:
         return _submit(self._source, "publish_weights", self._source.role, weights.BUCKET_BYTES)
 
-    def _end(self, *, abort: bool) -> None:
-        groups = [self._source, self._target] if abort else [self._target]
-        handles = [handle for group in groups for handle in _submit(group, "end_weights", abort)]
-        _wait(self._target, handles, _ABORT_S if abort else None)
 
-
-class Collective:
+class Collective(_Way):
     """Rank 0 of the source broadcasts to every rank of the target; their process group is built once. NCCL on GPUs."""
 
     def __init__(self, *, source: Group, target: Group) -> None:
@@ -82,10 +92,10 @@ class Collective:
                 f"transfer=collective is for '{source.role}' and '{target.role}' in pools of their own, and {here}\n"
                 f"Type  transfer={way}"
             )
-        self._source, self._target = source, target
+        super().__init__(source=source, target=target)
         self._has_group = False
 
-    def send(self, version: int) -> None:
+    def _send(self, version: int) -> None:
         if not self._has_group:
             self._meet()
         sending = _submit(self._source, "send_weights", self._source.role, weights.BUCKET_BYTES)
@@ -111,10 +121,10 @@ def _submit(group: Group, action: str, *args: Any) -> list[Any]:
     return [group.runtime.submit(group.pool, rank, action, *args) for rank in range(len(group.meshes))]
 
 
-def _wait(group: Group, handles: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+def _wait(group: Group, handles: Sequence[Any]) -> list[Any]:
     """What the actions answered; the slowest counts as the time of the sync."""
     runtime = group.runtime
-    replies = runtime.wait(handles, "weight sync", timeout_s or runtime.config.call_timeout_s)
+    replies = runtime.wait(handles, "weight sync", runtime.config.call_timeout_s)
     busy = runtime.traffic.busy_s
     busy["weight sync"] = busy.get("weight sync", 0.0) + max(reply.seconds for reply in replies)
     return [reply.value for reply in replies]

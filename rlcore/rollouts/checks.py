@@ -155,11 +155,11 @@ class ExpectedWeights:
         for name, tensor in weights:
             if self._shapes.get(name) != tuple(tensor.shape):
                 here = self._shapes.get(name, "unknown")
-                raise _unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
+                raise unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
             missing.pop(self._identity[name], None)
             yield from self._as_stored(name, tensor.detach())
         if missing:
-            raise _unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
+            raise unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
 
     def _as_stored(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import revert_weight_conversion
@@ -170,7 +170,8 @@ class ExpectedWeights:
             yield from revert_weight_conversion(self._model, {name: tensor}).items()
 
 
-def _unfit(version: int, reason: str) -> ModelError:
+def unfit(version: int, reason: str) -> ModelError:
+    """The error for weights that are not those of the engine's model."""
     return ModelError(
         f"version {version} of the weights does not fit the rollout: {reason}\n"
         "Give trainer and rollout the same model.path, and load a whole set of weights."

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.errors import InfrastructureError, ModelError, NumericalError
+from rlcore.errors import ModelError, NumericalError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import cache
 from rlcore.rollouts.cache import Decode, KeyValueCache, Prefill
-from rlcore.rollouts.checks import Limits
+from rlcore.rollouts.checks import Limits, Readiness, unfit
 from rlcore.rollouts.sampler import SamplingArrays, draw
 from rlcore.types import FinishReason, Mesh, Request, Sample
 
@@ -68,15 +68,14 @@ class HFRollout:
         _use_cached_attention(self._model)
         self._version = 0
         self._num_loads = 0
-        self._broken: str | None = None
-        self._asleep = False
+        self._state = Readiness()
         self._decoding: _Decoding | None = None
         """Of the calls of `generate` that are going on."""
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield samples as they finish. New weights may come meanwhile: the sequences in flight are then read again.
         Calls that overlap decode together; whoever waits drives, and what finishes goes to the call that asked."""
-        self._check_ready()
+        self._state.check()
         outbox: deque[Sample] = deque()
         rows = [self._row(request) for request in requests]
         decoding = self._decoding = self._decoding or _Decoding(self._model, self._config, self._device)
@@ -84,7 +83,7 @@ class HFRollout:
         try:
             for _ in rows:
                 while not outbox:
-                    self._check_ready()
+                    self._state.check()
                     decoding.follow(self._num_loads)
                     for row, finish_reason in decoding.advance():
                         row.outbox.append(row.sample(finish_reason, self._version))
@@ -100,22 +99,10 @@ class HFRollout:
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Copy every parameter; until all are here the engine serves nothing. One name is enough for tied ones."""
-        parameters = dict(self._loaded_model().named_parameters(remove_duplicate=False))
-        missing = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        self._broken = f"the loading of version {version} did not end"
-        for name, tensor in weights:
-            parameter = parameters.get(name)
-            if parameter is None or parameter.shape != tensor.shape:
-                here = "unknown" if parameter is None else str(tuple(parameter.shape))
-                self._fail(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
-            else:
-                with torch.no_grad():
-                    parameter.copy_(tensor)
-                missing.pop(id(parameter), None)
-        if missing:
-            self._fail(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
+        with self._state.loading(version):
+            self._copy(weights, version)
         self._num_loads += 1
-        self._version, self._broken = version, None
+        self._version = version
 
     @staticmethod
     def takes_turns(config: HFConfig) -> bool:
@@ -124,40 +111,35 @@ class HFRollout:
 
     def sleep(self) -> None:
         """Move the weights off the device. Keys and values live no longer than a call of `generate`."""
-        self._asleep = True
+        self._state.is_asleep = True
         if self._device.type == "cuda":
-            self._loaded_model().to("cpu")
+            self._state.check_open()
+            self._model.to("cpu")
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
         """Bring the weights back."""
-        self._loaded_model().to(self._device)
-        self._asleep = False
+        self._state.check_open()
+        self._model.to(self._device)
+        self._state.is_asleep = False
 
     def close(self) -> None:
         """Forget the model."""
-        self._model = None
+        self._model, self._state.is_closed = None, True
 
-    def _fail(self, version: int, reason: str) -> None:
-        self._broken = reason
-        raise ModelError(
-            f"version {version} of the weights does not fit the rollout: {reason}\n"
-            "Give trainer and rollout the same model.path, and load a whole set of weights."
-        )
-
-    def _loaded_model(self) -> Any:
-        if self._model is None:
-            raise InfrastructureError("the rollout engine is closed\nMake a new one.")
-        return self._model
-
-    def _check_ready(self) -> None:
-        self._loaded_model()
-        if self._broken:
-            raise InfrastructureError(
-                f"the rollout engine has no whole set of weights: {self._broken}\nLoad them again."
-            )
-        if self._asleep:
-            raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
+    def _copy(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        missing = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        for name, tensor in weights:
+            parameter = parameters.get(name)
+            if parameter is None or parameter.shape != tensor.shape:
+                here = "unknown" if parameter is None else str(tuple(parameter.shape))
+                raise unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
+            with torch.no_grad():
+                parameter.copy_(tensor)
+            missing.pop(id(parameter), None)
+        if missing:
+            raise unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
 
     def _row(self, request: Request) -> _Row:
         """The request with its limits; what cannot run is refused here."""

@@ -10,7 +10,7 @@ _HEAD = 32
 _VOCAB = 64
 
 
-def save_tiny(family, directory, tokenizer, seed=0):
+def save_tiny(family, directory, tokenizer, seed=0, tied=None):
     """A random model of a family, with the tokenizer of another; its weights are large, so that greedy choices are clear."""
     import transformers
 
@@ -24,7 +24,7 @@ def save_tiny(family, directory, tokenizer, seed=0):
         "head_dim": _HEAD,
         "max_position_embeddings": 128,
         "initializer_range": 0.3,
-        "tie_word_embeddings": family != "Llama",
+        "tie_word_embeddings": family != "Llama" if tied is None else tied,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,

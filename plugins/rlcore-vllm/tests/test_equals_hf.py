@@ -18,9 +18,10 @@ def changed_weights(path, scale):
     return list(model.named_parameters())
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied head"])
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Qwen3Moe"])
-def test_greedy_responses_are_those_of_hf_before_and_after_new_weights(family, small_model, tmp_path):
-    path = save_tiny(family, tmp_path, small_model)
+def test_greedy_responses_are_those_of_hf_before_and_after_new_weights(family, tied, small_model, tmp_path):
+    path = save_tiny(family, tmp_path, small_model, tied=tied)
     mine, reference = make_vllm(path), make_hf(path)
     try:
         seen = []

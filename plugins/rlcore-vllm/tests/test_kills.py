@@ -1,13 +1,17 @@
-"""An engine in a host of Ray that is killed in each of its phases: the call that waits says so, at once."""
+"""An engine in a host of Ray that is killed in each of its phases: the call that waits says so, at once; and where one of
+several engines fails while weights come, the others do not serve them."""
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 import torch
 from rlcore_vllm import VLLMConfig
 
@@ -15,15 +19,54 @@ from rlcore.controller.dispatch import dispatch
 from rlcore.controller.group import spawn
 from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import RuntimeConfig, make_runtime
+from rlcore.controller.transfer import InProcess
 from rlcore.data.batch import Batch
-from rlcore.errors import HostDied
+from rlcore.errors import HostDied, InfrastructureError
+from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.dispatch import Call
 from rlcore.registry import resolve
 from rlcore.types import Sampling
+from rlcore.workers.base import Worker
 from rlcore.workers.rollout import RolloutWorker
 
 pytestmark = pytest.mark.slow
 _SOON_S = 15.0
+
+
+class Trained(Worker):
+    """Has new weights."""
+
+    def __init__(self, context, *, path):
+        super().__init__(context)
+        self.model = load_model(path).requires_grad_(False)
+
+    def weights(self):
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter * 1.3
+
+
+class Failing(RolloutWorker):
+    """A rollout worker whose rank 1 has an accident when all weights have come, until it is mended."""
+
+    accident: Any = None
+
+    def load_weights(self, weights, version):
+        super().load_weights(weights, version)
+        if self.context.rank == 1 and self.accident:
+            self.accident()
+
+    @dispatch("all")
+    def will(self, accident: str) -> None:
+        self.accident = {"fail": _fail, "die": _die, "": None}[accident]
+
+
+def _fail():
+    raise ValueError("out of luck")
+
+
+def _die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Known(RolloutWorker):
@@ -81,10 +124,13 @@ def killed(small_model, tmp_path, monkeypatch):
     runtime.shutdown()
 
 
+def some_prompts():
+    return Batch.of(lengths=[2] * 8, tokens={"input_ids": [3, 4] * 8}, rows={"group_id": range(8), "seed": range(8)})
+
+
 def generate(engine):
-    prompts = Batch.of(lengths=[2] * 8, tokens={"input_ids": [3, 4] * 8}, rows={"group_id": range(8), "seed": range(8)})
     for _ in range(1000):
-        engine.generate(prompts, Sampling(max_response_tokens=200, stop_token_ids=()), 2)
+        engine.generate(some_prompts(), Sampling(max_response_tokens=200, stop_token_ids=()), 2)
 
 
 def load(engine):
@@ -96,3 +142,37 @@ def load(engine):
 )
 def test_an_engine_that_is_killed_is_said_at_once(killed, phase, after_s):
     assert killed(phase, after_s) < _SOON_S
+
+
+@pytest.mark.parametrize(("accident", "error"), [("fail", ValueError), ("die", HostDied)])
+def test_no_engine_serves_a_version_that_another_did_not_get(accident, error, small_model, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
+    ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.ERROR)
+    runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=300, call_timeout_s=120))
+    try:
+        runtime.start({"main": PoolConfig(device="cpu", devices_per_node=2)}, {})
+        source = spawn(Trained, runtime, role="actor", pool="main", options={"path": small_model})
+        options = {
+            "rollout": resolve("rollout", "vllm").spec,
+            "rollout_config": VLLMConfig(max_batch_size=16),
+            "model": ModelConfig(path=small_model),
+        }
+        engines = spawn(Failing, runtime, role="rollout", pool="main", options=options)
+        way = InProcess(source=source, target=engines)
+        way.send(1)
+        engines.will(accident)
+
+        with pytest.raises(error):
+            way.send(2)
+
+        call = Call((some_prompts(), Sampling(max_response_tokens=4), 1))  # to the engine that got them
+        with pytest.raises(InfrastructureError, match=r"no whole set of weights: .*\nLoad them again"):
+            runtime.wait([runtime.submit("main", 0, "call", "rollout", "generate", call)], "generate", 60)
+        if accident == "fail":
+            engines.will("")
+            way.send(3)
+            samples = engines.generate(some_prompts(), Sampling(max_response_tokens=4), 1)
+            assert samples.fetch("policy_version").tolist() == [3] * 8
+    finally:
+        runtime.shutdown()
+        ray.shutdown()

@@ -17,9 +17,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers import utils as layer_utils
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.platforms import current_platform
 from vllm.v1.sample.sampler import Sampler
 
 from rlcore_vllm.requests import facts_of
@@ -124,16 +123,23 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
         """Every layer computes with its new memory."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
+            _pack_tied_heads(self.model)
             _pack_experts(self.model)
 
     def shutdown(self) -> None:
         """Nothing is held."""
 
 
-def _plain_linear(layer: Any, remove_weight: bool) -> None:
-    """The CPU kernels of vLLM repack weights once and forget the originals, so that new ones would have no effect on
-    tied layers; torch's own product reads them as they are."""
-    layer.cpu_linear = torch.nn.functional.linear
+def _pack_tied_heads(model: Any) -> None:
+    """The CPU kernels of vLLM pack the weights of each layer that is loaded. A head that has the embedding's is never loaded
+    itself, and would go on with what was packed first."""
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and _is_shared(layer.weight, model):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _is_shared(weight: Tensor, model: Any) -> bool:
+    return sum(getattr(layer, "weight", None) is weight for layer in model.modules()) > 1
 
 
 def _pack_experts(model: Any) -> None:
@@ -147,8 +153,6 @@ def _pack_experts(model: Any) -> None:
 def _register() -> None:
     if TRANSFER not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(TRANSFER, Transfer)
-    if current_platform.is_cpu():
-        layer_utils.dispatch_cpu_unquantized_gemm = _plain_linear
 
 
 _register()
