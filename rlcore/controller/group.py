@@ -129,13 +129,8 @@ class Group:
 
 def dispatched_methods(worker_class: type) -> list[str]:
     """Names of the methods that a group of this class offers."""
-    return sorted(
-        {name for base in worker_class.__mro__ for name, value in vars(base).items() if _is_dispatched(value)}
-    )
-
-
-def _is_dispatched(value: object) -> bool:
-    return isinstance(value, DispatchedMethod)
+    members = {name: value for base in reversed(worker_class.__mro__) for name, value in vars(base).items()}
+    return sorted(name for name, value in members.items() if isinstance(value, DispatchedMethod))
 
 
 def spawn(

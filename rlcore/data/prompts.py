@@ -223,7 +223,7 @@ class PromptBuilder:
         kept = [token_ids[index][-limit:] for index in keep]
         return PreparedPrompts(
             token_ids=np.concatenate(kept),
-            offsets=_offsets(kept),
+            offsets=np.cumsum([0, *map(len, kept)], dtype=np.int64),
             rows={name: [values[index] for index in keep] for name, values in table.items()},
             source_index=np.array(keep, dtype=np.int64),
             counts={"overlong_dropped": len(dropped), "overlong_truncated": len(long) - len(dropped)},
@@ -233,10 +233,6 @@ class PromptBuilder:
 def _where(dataset: Dataset, index: int) -> str:
     where = getattr(dataset, "where", None)
     return where(index) if where is not None else f"{dataset.name}, row {index + 1}"
-
-
-def _offsets(pieces: Sequence[np.ndarray]) -> np.ndarray:
-    return np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
 
 def _check_options(options: PromptOptions) -> None:

@@ -92,7 +92,7 @@ def settle(outcomes: Sequence[Outcome], on_error: OnError) -> Settled:
     keep = [outcome.status in scored for outcome in outcomes]
     statuses = [outcome.status for outcome in outcomes]
     return Settled(
-        rewards=[_number(outcome) if kept else float("nan") for outcome, kept in zip(outcomes, keep, strict=True)],
+        rewards=[(it.value or 0.0) if kept else float("nan") for it, kept in zip(outcomes, keep, strict=True)],
         keep=keep,
         counts={status: statuses.count(status) for status in _STATUSES},
         metrics=_metrics(outcomes),
@@ -102,10 +102,6 @@ def settle(outcomes: Sequence[Outcome], on_error: OnError) -> Settled:
 
 _STATUSES: tuple[Status, ...] = ("score", "skip", "timeout", "error")
 _Values: TypeAlias = Mapping[str, float | None]
-
-
-def _number(outcome: Outcome) -> float:
-    return outcome.value if outcome.value is not None else 0.0
 
 
 def _describe(outcome: Outcome) -> str:
