@@ -1,6 +1,6 @@
 # make quickstart   set up, then train a tiny model by reinforcement learning (about a minute)
-# make test         set up, then run every test of the core
-# make test-plugins the tests of the plugins that live beside the core in one environment
+# make test         set up, then run every test of the core, and of the plugins whose tests are quick
+# make test-plugins the tests of all plugins that live beside the core in one environment
 # make test-vllm    the tests of rlcore-vllm with the real engine, in an environment of its own (test-sglang: likewise)
 # make lint         ruff and mypy
 # make bench        the benchmarks; figures and how to read them: benchmarks/README.md
@@ -18,6 +18,8 @@ export OMP_NUM_THREADS ?= 1
 ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins/rlcore-*/requirements-cpu.txt))
 # Plugins that live beside the core in one environment; each has its tests.
 PLUGINS := $(filter-out $(ENGINES:%=plugins/rlcore-%),$(patsubst %/,%,$(wildcard plugins/rlcore-*/)))
+QUICK := $(addprefix plugins/rlcore-,algorithms environments rewards workbench)
+TESTED ?= $(PLUGINS)
 
 .PHONY: quickstart test test-plugins $(ENGINES:%=test-%) lint bench clean
 
@@ -26,9 +28,10 @@ quickstart: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory test-plugins TESTED="$(QUICK)"
 
 test-plugins: $(VENV)/.plugins
-	@for plugin in $(PLUGINS); do \
+	@for plugin in $(TESTED); do \
 		echo "== tests of $$plugin =="; \
 		(cd $$plugin && $(CURDIR)/$(BIN)/python -m pytest) || exit 1; \
 	done

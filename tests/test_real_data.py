@@ -7,8 +7,8 @@ import pytest
 from safetensors.torch import load_file
 
 from rlcore.cli.train import run as train
+from rlcore.testing.runs import metrics
 from rlcore.trainer.export import export, find_checkpoint
-from tests.test_train import metrics
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

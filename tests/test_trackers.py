@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -476,6 +477,19 @@ def test_wandb_offline_leaves_a_run_that_can_be_synced(tmp_path):
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert b"reward/mean" in file.read_bytes()
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/samples_*.json"))
+
+
+def test_wandb_goes_on_with_a_resumed_run_and_never_with_another_of_its_name(info, monkeypatch):
+    seen = []
+    run = SimpleNamespace(summary={}, finish=lambda: None)
+    fake = SimpleNamespace(Error=OSError, init=lambda **options: seen.append(options["id"]) or run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+    for resume_step in (None, 3, None, 0):
+        WandbTracker(WandbConfig(), info).start({}, resume_step=resume_step)
+
+    assert [one.startswith(f"{info.name}-") for one in seen] == [True] * 4
+    assert seen[0] == seen[1] != seen[2] == seen[3]
 
 
 def test_wandb_without_a_key_says_what_to_type(tmp_path):

@@ -13,7 +13,7 @@ from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import LocalStore, RuntimeConfig, make_runtime
 from rlcore.controller.transfer import Collective, InProcess, ObjectStore
 from rlcore.errors import ConfigError, HostDied
-from tests.test_train import metrics, settings
+from rlcore.testing.runs import metrics, small_run
 from tests.workers import Giver, Taker, some_weights
 
 BUCKET = 2048
@@ -188,7 +188,7 @@ def test_ways_that_cannot_be_say_which_can():
 
 @pytest.mark.parametrize("transfer", ["object_store", "collective"])
 def test_a_run_with_two_pools_has_the_bits_of_one_in_a_process(tmp_path, transfer):
-    train(settings(tmp_path / "local", steps=3), dry_run=False)
+    train(small_run(tmp_path / "local", steps=3), dry_run=False)
     more = ["runtime=ray", "placement=split", f"transfer={transfer}"]
-    train(settings(tmp_path / "split", *more, steps=3), dry_run=False)
+    train(small_run(tmp_path / "split", *more, steps=3), dry_run=False)
     assert metrics(tmp_path / "split") == metrics(tmp_path / "local")

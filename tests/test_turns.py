@@ -9,9 +9,9 @@ from rlcore.controller.group import spawn
 from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
 from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.testing.runs import metrics, small_run
 from rlcore.trainer.turns import Turns
 from rlcore.workers.base import Worker
-from tests.test_train import metrics, settings
 
 LOG = []
 
@@ -161,8 +161,8 @@ def test_a_run_by_turns_has_the_bits_of_one_without(tmp_path, runtime):
     strict = [f"backend={__name__}:Away", f"rollout={__name__}:Sleepy", "take_turns=always", f"runtime={runtime}"]
     for steps in (2, 3):  # the second resumes
         HERE.clear()
-        train(settings(tmp_path / "plain", *more, steps=steps), dry_run=False)
-        train(settings(tmp_path / "turns", *more, *strict, steps=steps), dry_run=False)
+        train(small_run(tmp_path / "plain", *more, steps=steps), dry_run=False)
+        train(small_run(tmp_path / "turns", *more, *strict, steps=steps), dry_run=False)
 
     plain, turns = metrics(tmp_path / "plain"), metrics(tmp_path / "turns")
     seen = [{name for name in step if name.startswith("memory_gb/")} for step in turns]

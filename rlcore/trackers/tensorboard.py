@@ -32,10 +32,10 @@ class TensorBoardTracker:
         self._writer: Any = None
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
-        """A resume hides what an abandoned part logged after its checkpoint."""
+        """Hides what an earlier run of this name logged, or the abandoned part after the checkpoint of a resume."""
         from torch.utils.tensorboard import SummaryWriter
 
-        abandoned = None if resume_step is None else resume_step + 1
+        abandoned = 0 if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(self._directory), purge_step=abandoned)
         self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -40,7 +41,7 @@ class WandbTracker:
             self._run = self._wandb.init(
                 project=self._config.project,
                 name=self._info.name,
-                id=self._info.name,
+                id=self._id(resume_step),
                 resume="allow",
                 mode=self._config.mode or None,
                 dir=str(self._info.directory),
@@ -51,6 +52,13 @@ class WandbTracker:
                 f"tracker 'wandb': {error}\n"
                 "Type  wandb login     or  trackers='[console,jsonl,{name: wandb, mode: offline}]'"
             ) from error
+
+    def _id(self, resume_step: int | None) -> str:
+        """What W&B knows the run by, kept in its directory: a run that starts anew is another one, whatever its name."""
+        file = self._info.directory / "wandb_id"
+        if resume_step is None or not file.is_file():
+            file.write_text(f"{self._info.name}-{secrets.token_hex(4)}")
+        return file.read_text()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
