@@ -175,7 +175,12 @@ class _Player:
             name = self._options.environment.name
             episode.error = f"environment '{name}' in {place} of prompt {row['prompt_id']}: {error}"
         finally:
-            await self._close(made, episode, row)
+            closing = asyncio.ensure_future(self._close(made, episode, row))
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:  # another episode has ended the step; closing has a time-out of its own
+                await closing
+                raise
         if not episode.token_ids:
             episode.read(request.prompt_ids)
         return episode
@@ -228,11 +233,13 @@ class _Player:
             raise SampleError(f"{type(error).__name__}: {error}{where}") from error
 
     async def _close(self, made: Sequence[Any], episode: Episode, row: Mapping[str, Any]) -> None:
-        close = getattr(made[0], "close", None) if made else None
-        if close is None:
-            return
+        async def close() -> None:
+            own = getattr(made[0], "close", None) if made else None  # looked for here: a reset that was cut short may
+            if own is not None:  # have made it after all
+                await _awaited(own(), "close")
+
         try:
-            await self._ask(lambda: _awaited(close(), "close"))
+            await self._ask(close)
         except (SampleError, TimeoutError) as error:
             if not episode.error:  # the first one is the one to tell
                 name = self._options.environment.name
