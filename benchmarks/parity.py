@@ -8,6 +8,7 @@ Everything is float64 where the other side allows it. What differs by intention 
 
 import importlib
 import importlib.metadata
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -223,7 +224,7 @@ def _trl_loss(trainer: Any, table: Table, new: Tensor, loss_type: str, settings:
         "accelerator": SimpleNamespace(
             num_processes=1, gather=lambda value: value.reshape(-1), reduce=lambda value, reduction: value
         ),
-        "_metrics": {"train": _Metrics()},
+        "_metrics": {"train": defaultdict(list)},
         "_get_per_token_logps_and_entropies": lambda *_, **__: (new, torch.zeros_like(new), None),
         **settings,
     }
@@ -237,11 +238,6 @@ def _trl_loss(trainer: Any, table: Table, new: Tensor, loss_type: str, settings:
         "num_items_in_batch": table.mask.sum(),
     }
     return trainer._compute_loss(SimpleNamespace(**trainer_state), None, inputs)
-
-
-class _Metrics(dict):
-    def __missing__(self, name: str) -> list[Any]:
-        return self.setdefault(name, [])
 
 
 def _loss(what: str, other: str, found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], why: str = "") -> Row:
