@@ -441,8 +441,9 @@ def test_ctrl_c_in_the_parent_is_ignored_by_the_child(spec):
 
 
 PARENT = """
-import json, sys
+import json, signal, sys
 from rlcore.rewards.executor import RewardExecutor, RewardSpec
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 place, attribute, path = sys.argv[1:]
 executor = RewardExecutor([RewardSpec(attribute, place + ":" + attribute)])
 print(json.dumps([child._process.pid for child in executor._children]), flush=True)

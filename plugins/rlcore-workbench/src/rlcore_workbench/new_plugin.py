@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     folder = write(options.name, options.kind, options.dir)
     name = module_name(options.name)
     use = Template(KINDS[options.kind].use).substitute(name=name)
-    print(f"{folder}: a {options.kind} that works. Next:\n")
+    print(f"{folder}: a working {options.kind}. Next:\n")
     print(f"    pip install -e {folder}\n    rlcore list-plugins --kind {options.kind}")
     print(f"    rlcore check {options.kind} {name}\n    {use}")
     return 0
