@@ -159,6 +159,17 @@ def test_merge_refuses_other_values():
         make().merge(make().with_rows(answer=["a", "b", "x"]))
 
 
+def test_merge_refuses_a_row_column_for_a_token_column_even_where_each_row_is_one_token():
+    values = torch.tensor([1.0, 2.0])
+    with pytest.raises(ValueError, match="'x' is in both"):
+        Batch.of(lengths=[1, 1], rows={"x": values}).merge(Batch.of(lengths=[1, 1], tokens={"x": values}))
+
+
+def test_numbers_of_numpy_are_numbers():
+    batch = Batch.of(lengths=[1, 1], rows={"whole": [np.int64(1), 2], "real": [np.float32(0.5), 1]})
+    assert (batch["whole"].dtype, batch["real"].dtype) == (torch.int64, torch.float32)
+
+
 def test_merge_refuses_other_rows():
     with pytest.raises(ValueError, match="same rows"):
         make().merge(make().take([0, 1]))

@@ -230,7 +230,7 @@ class BatchRef(_Base):  # type: ignore[misc]
             raise ValueError(f"merge needs the same rows: {self!r} and {other!r} have other lengths")
         for name in other.columns:
             if name in self and not self._same_column(name, other):
-                raise ValueError(f"column '{name}' is in both batches with different values; drop or rename one")
+                raise ValueError(f"column '{name}' is in both batches with other values or levels; drop or rename one")
         return replace(self, near={**self.near, **other.near}, far={**self.far, **other.far})
 
     def __or__(self, other: Batch) -> BatchRef:

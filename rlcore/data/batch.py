@@ -26,6 +26,7 @@ from rlcore.types import STANDARD_COLUMNS
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+_NUMBERS = (int, float, np.integer, np.floating)
 _TOKEN_COLUMNS = frozenset(column.name for column in STANDARD_COLUMNS if column.level == "token")
 
 
@@ -208,8 +209,8 @@ class Batch:
         if len(other) != len(self) or (other.token_columns and not torch.equal(self.lengths, other.lengths)):
             raise ValueError(f"merge needs the same rows: {self!r} and {other!r} have other lengths")
         for name in other.columns:
-            if name in self and not _equal(self[name], other[name]):
-                raise ValueError(f"column '{name}' is in both batches with different values; drop or rename one")
+            if name in self and not (self.level(name) == other.level(name) and _equal(self[name], other[name])):
+                raise ValueError(f"column '{name}' is in both batches with other values or levels; drop or rename one")
         return self._with(other, set())
 
     def __or__(self, other: Batch) -> Batch:
@@ -426,8 +427,8 @@ def _row_column(value: Any) -> Tensor | np.ndarray:
         value = list(value)
         if value and all(isinstance(v, bool) for v in value):
             return torch.tensor(value)
-        if value and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
-            wide = any(isinstance(v, float) for v in value)
+        if value and all(isinstance(v, _NUMBERS) and not isinstance(v, bool) for v in value):
+            wide = any(isinstance(v, (float, np.floating)) for v in value)
             return torch.tensor(value, dtype=torch.float32 if wide else torch.int64)
         return object_array(value)
     return value if value.dtype == object else _tensor(value) if value.dtype.kind in "biuf" else value.astype(object)

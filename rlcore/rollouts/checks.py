@@ -141,7 +141,7 @@ class ExpectedWeights:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self._identity = {name: id(parameter) for name, parameter in parameters.items()}
         self._model = model if get_model_conversion_mapping(model, add_legacy=False) else None
 
@@ -153,8 +153,8 @@ class ExpectedWeights:
         """
         missing = {identity: name for name, identity in reversed(self._identity.items())}
         for name, tensor in weights:
-            if self._shapes.get(name) != tuple(tensor.shape):
-                here = self._shapes.get(name, "unknown")
+            if self.shapes.get(name) != tuple(tensor.shape):
+                here = self.shapes.get(name, "unknown")
                 raise unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
             missing.pop(self._identity[name], None)
             yield from self._as_stored(name, tensor.detach())
@@ -170,9 +170,7 @@ class ExpectedWeights:
             yield from revert_weight_conversion(self._model, {name: tensor}).items()
 
 
-def unfit(version: int, reason: str) -> ModelError:
+def unfit(version: int, reason: str, advice: str = "") -> ModelError:
     """The error for weights that are not those of the engine's model."""
-    return ModelError(
-        f"version {version} of the weights does not fit the rollout: {reason}\n"
-        "Give trainer and rollout the same model.path, and load a whole set of weights."
-    )
+    advice = advice or "Give trainer and rollout the same model.path, and load a whole set of weights, adapters merged."
+    return ModelError(f"version {version} of the weights does not fit the rollout: {reason}\n{advice}")

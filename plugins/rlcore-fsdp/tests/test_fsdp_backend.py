@@ -112,6 +112,25 @@ def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
     assert moved == expected
 
 
+def test_adapters_sent_alone_are_what_the_merged_weights_have_more(path):
+    """W + B A with the B that is sent equals the merged weight: alpha is in it."""
+    config = {"lora_rank": 2, "lora_alpha": 6.0, "lora_targets": ("q_proj", "down_proj")}
+    merged, alone = (make_fsdp(path, config=config | {"lora_sync": way}) for way in ("merged", "adapters"))
+    for backend in (merged, alone):
+        train(backend, make_batch(), 3)
+    before = {name: tensor.detach() for name, tensor in load_model(path).named_parameters()}
+
+    whole, factors = dict(merged.weights()), dict(alone.weights())
+
+    layers = {name.partition(".lora_")[0] for name in factors}
+    assert layers == {f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn.q_proj", "mlp.down_proj")}
+    for layer in layers:
+        product = factors.pop(f"{layer}.lora_B.weight") @ factors.pop(f"{layer}.lora_A.weight")
+        assert torch.allclose(before[f"{layer}.weight"] + product, whole[f"{layer}.weight"], atol=1e-7)
+        assert float(product.abs().max()) > 1e-4
+    assert not factors
+
+
 def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
     batch = make_batch()
     exact, rough = make_fsdp(path), make_fsdp(path, precision="bfloat16")
@@ -177,11 +196,12 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(config, world_size, messag
     ("settings", "start"),
     [
         ({"replicate": 0}, "replicate: expected at least 1, got 0"),
+        ({"lora_sync": "adapters"}, "lora_sync: expected merged unless lora_rank is above 0, got adapters"),
         ({"lora_rank": -1}, "lora_rank: expected 0 or more, got -1"),
         ({"lora_rank": 2, "tensor_parallel": 2}, "tensor_parallel: expected 1 when lora_rank is above 0, got 2"),
         ({"context_parallel": 2, "tensor_parallel": 2}, "context_parallel: expected 1 when tensor_parallel is above 1"),
     ],
-    ids=["nothing", "negative rank", "adapters and tensor", "context and tensor"],
+    ids=["nothing", "no adapters to send", "negative rank", "adapters and tensor", "context and tensor"],
 )
 def test_settings_that_contradict_are_refused(settings, start):
     with pytest.raises(ConfigError) as refused:

@@ -60,3 +60,19 @@ def test_two_ranks_train_what_any_division_of_engines_draws(settings, alone, tmp
         assert step["reward/mean"] == pytest.approx(wanted["reward/mean"], abs=0.05)
         assert step["actor/loss"] == pytest.approx(wanted["actor/loss"], abs=1e-2)
     assert all(("memory_gb/after_to_rollout" in step) == ("take_turns=always" in settings) for step in found)
+
+
+@pytest.mark.parametrize(
+    "division",
+    [pytest.param([*TOGETHER, "rollout.tensor_parallel=2"], id="one pool"), pytest.param(APART, id="two pools")],
+)
+def test_adapters_alone_train_as_merged_ones(division, tmp_path):
+    pytest.importorskip("peft", reason="pip install 'rlcore-fsdp[lora]'")
+    lora = [*division, "backend.lora_rank=6", "backend.lora_alpha=12"]
+    wanted = steps(tmp_path / "merged", *lora)
+    found = steps(tmp_path / "alone", *lora, "backend.lora_sync=adapters", "rollout.lora_rank=6")
+
+    assert [step["actor/rollout_logprob_gap"] for step in found] == pytest.approx([0.0] * 3, abs=1e-5)
+    for step, other in zip(found, wanted, strict=True):
+        assert step["reward/mean"] == pytest.approx(other["reward/mean"], abs=0.05)
+        assert step["actor/loss"] == pytest.approx(other["actor/loss"], abs=1e-2)

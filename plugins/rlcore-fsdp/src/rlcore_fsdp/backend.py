@@ -121,8 +121,13 @@ class FSDPBackend:
         """Parameters under their Hugging Face names, gathered one at a time, adapters merged; the value head not.
 
         With precision=bfloat16 they come in bfloat16, which is what the model computes with, and half as many bytes.
+        With lora_sync=adapters, only these come, as `lora.sent_alone` says.
         """
         parameters = dict(self._packed.model.named_parameters())
+        if self._config.lora_sync == "adapters":
+            factors = ((name, self._whole(value)) for name, value in parameters.items() if lora.is_adapter(name))
+            yield from ((name, self._cast(value)) for name, value in lora.sent_alone(factors, self._config))
+            return
         scaling = lora.scaling_of(self._config) if self._config.lora_rank else 1.0
         for name, parameter in parameters.items():
             if lora.is_adapter(name):

@@ -38,6 +38,9 @@ class FSDPConfig:
     """Adapters are scaled by alpha / rank; 0 means alpha = rank."""
     lora_targets: tuple[str, ...] = ("all-linear",)
     """Names of the modules that get adapters, such as q_proj; all-linear: every linear one but the output."""
+    lora_sync: Literal["merged", "adapters"] = "merged"
+    """What the rollout gets. merged: the whole model. adapters: these alone, for a rollout that adds them itself, such as
+    rollout=vllm with rollout.lora_rank at least as high as lora_rank."""
 
     def __post_init__(self) -> None:
         for name in ("replicate", "tensor_parallel", "context_parallel"):
@@ -45,5 +48,7 @@ class FSDPConfig:
         require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank, 16)
         both = self.lora_rank > 0 and self.tensor_parallel > 1
         require(not both, "tensor_parallel", "1 when lora_rank is above 0", self.tensor_parallel, 1)
+        alone = self.lora_sync == "adapters" and not self.lora_rank
+        require(not alone, "lora_sync", "merged unless lora_rank is above 0", self.lora_sync, "merged")
         both = self.context_parallel > 1 and self.tensor_parallel > 1
         require(not both, "context_parallel", "1 when tensor_parallel is above 1", self.context_parallel, 1)

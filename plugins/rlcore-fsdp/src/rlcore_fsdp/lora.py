@@ -87,6 +87,13 @@ def merged(whole: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     return (whole.float() + scaling * (b.float() @ a.float())).to(whole.dtype)
 
 
+def sent_alone(factors: Iterator[tuple[str, Tensor]], config: FSDPConfig) -> Iterator[tuple[str, Tensor]]:
+    """Factors under "….q_proj.lora_A.weight" and "….q_proj.lora_B.weight", B times alpha / rank: who gets them adds B A."""
+    for name, tensor in factors:
+        scaling = scaling_of(config) if ".lora_B." in name else 1.0
+        yield name.replace(f".{ADAPTER}.", "."), tensor * scaling
+
+
 def export_adapters(model_path: str, adapter: dict[str, Any], factors: dict[str, Tensor], target: Path) -> None:
     """The merged model into `target`, and the adapters alone, as peft reads them, into `target`/adapter."""
     from rlcore.models.load import load_model

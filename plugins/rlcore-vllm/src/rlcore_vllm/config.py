@@ -24,6 +24,9 @@ class VLLMConfig:
     """Share of a GPU that weights, activations, keys and values may take together."""
     prefix_caching: bool = True
     """Keep keys and values of prompts that come again; new weights empty the cache."""
+    lora_rank: int = 0
+    """Above 0, the engine keeps the model of model.path and gets adapters of at most this rank, as backend=fsdp sends them
+    with backend.lora_sync=adapters."""
     enforce_eager: bool = False
     """No CUDA graphs. The CPU runs eagerly in any case."""
     url: str = ""
@@ -43,6 +46,9 @@ class VLLMConfig:
         require(self.kv_cache_gb >= 0, "kv_cache_gb", "0 (automatic) or more", self.kv_cache_gb, 0)
         share = self.gpu_memory_utilization
         require(0 < share < 1, "gpu_memory_utilization", "a number between 0 and 1", share, 0.9)
+        require(0 <= self.lora_rank <= 512, "lora_rank", "0 (whole models) to 512", self.lora_rank, 16)
+        alone = self.lora_rank > 0 and bool(self.url)
+        require(not alone, "lora_rank", "0 with rollout.url, as servers get whole models", self.lora_rank, 0)
         require(self.bucket_mb >= 1, "bucket_mb", "1 or more", self.bucket_mb, 256)
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 600)
         for url in self.urls:

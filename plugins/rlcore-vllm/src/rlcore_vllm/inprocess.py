@@ -19,7 +19,7 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
-from rlcore_vllm import host, memory
+from rlcore_vllm import adapters, host, memory
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
 from rlcore_vllm.requests import sample
@@ -48,6 +48,9 @@ class InProcess:
         with host.kept_as_it_was(), host.launched(context):
             self._engine, facts = _make_engine(config, model, context)
         _live_engines += 1
+        self._adapter: Any = adapters.asked_with() if config.lora_rank else None
+        if self._adapter:
+            self._load_adapter(adapters.ExpectedAdapters(model.path, config.lora_rank).nothing())
         self._engine.engine_core.set_weight_version("0")
         self.limits = Limits(
             vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
@@ -76,10 +79,10 @@ class InProcess:
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights; what is in flight is read again under them."""
-        call = self._engine.collective_rpc
-        call("start_weight_update")
-        call("update_weights", kwargs={"update_info": {"weights": weights}})
-        call("finish_weight_update")
+        if self._adapter:
+            self._load_adapter(weights)
+        else:
+            self._load_model(weights)
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
         self._engine.engine_core.set_weight_version(str(version))
@@ -114,6 +117,22 @@ class InProcess:
             gc.collect()
             torch.cuda.empty_cache()
 
+    def _load_model(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        call = self._engine.collective_rpc
+        call("start_weight_update")
+        call("update_weights", kwargs={"update_info": {"weights": weights}})
+        call("finish_weight_update")
+
+    def _load_adapter(self, factors: Iterator[tuple[str, Tensor]]) -> None:
+        with adapters.written(factors) as directory:
+            try:
+                self._engine.add_lora(adapters.asked_with(directory, replace=True))
+            except (ValueError, RuntimeError, AssertionError) as error:
+                raise ModelError(
+                    f"vLLM cannot add these adapters to the model: {_first_line(error)}\n"
+                    "Send it whole models:  rollout.lora_rank=0 backend.lora_sync=merged"
+                ) from error
+
     def _add(
         self, requests: Sequence[Request], options: Sequence[dict[str, Any]], outbox: list[Any]
     ) -> dict[str, Request]:
@@ -126,7 +145,8 @@ class InProcess:
             self._num_requests += 1
             name = str(self._num_requests)
             parameters = SamplingParams(**chosen, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
-            self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, parameters)
+            prompt = {"prompt_token_ids": list(request.prompt_ids)}
+            self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
             asked[name] = request
             self._outboxes[name] = outbox
         return asked
@@ -207,6 +227,13 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
         "tensor_parallel_size": config.tensor_parallel,
         "gpu_memory_utilization": config.gpu_memory_utilization,
     }
+    if config.lora_rank:
+        if not is_cpu and model.precision == "float32":
+            raise ConfigError(
+                "rollout.lora_rank: on a GPU vLLM adds adapters in 16 bits only\n"
+                "Type  model.precision=bfloat16  or  rollout.lora_rank=0 backend.lora_sync=merged"
+            )
+        options |= adapters.engine_options(config.lora_rank)
     if context.world_size > 1:
         options |= {"distributed_executor_backend": "external_launcher", "disable_custom_all_reduce": True}
     if is_cpu:

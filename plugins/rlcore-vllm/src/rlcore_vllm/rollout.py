@@ -13,6 +13,7 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness
 from rlcore.types import Mesh, Request, Sample
+from rlcore_vllm.adapters import ExpectedAdapters
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.requests import sampling_options
 
@@ -45,7 +46,9 @@ class VLLMRollout:
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         check_directory(model.path)
         self.mesh = _mesh(config, context)
-        self._expected = ExpectedWeights(model.path)
+        self._expected = (
+            ExpectedAdapters(model.path, config.lora_rank) if config.lora_rank else ExpectedWeights(model.path)
+        )
         self._engine = _engine(config, model, context)
         self._state = Readiness()
 

@@ -1,0 +1,108 @@
+"""Adapters alone: the trainer sends low-rank factors, and the engine adds them to the model of `model.path`, W + B A.
+
+vLLM takes an adapter as a directory as peft writes it. It lies in memory and is gone when it has been read.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlcore.rollouts.checks import ExpectedWeights, unfit
+
+_NAME, _NUMBER = "policy", 1
+_IN_MEMORY = Path("/dev/shm")
+
+
+class ExpectedAdapters:
+    """The matrices of a model that may have factors, and after the first update those that must."""
+
+    def __init__(self, path: str, max_rank: int) -> None:
+        self._matrices = {
+            name: shape for name, shape in ExpectedWeights(path).shapes.items() if len(shape) == 2 and "weight" in name
+        }
+        self._max_rank = max_rank
+        self._layers: set[str] = set()
+
+    def nothing(self) -> Iterator[tuple[str, Tensor]]:
+        """Factors that change no token: what an engine has before the first update."""
+        layer = next(name for name in self._matrices if any(part.isdigit() for part in name.split(".")))
+        rows, columns = self._matrices[layer]
+        layer = layer.removesuffix(".weight")
+        yield f"{layer}.lora_A.weight", torch.zeros(1, columns)
+        yield f"{layer}.lora_B.weight", torch.zeros(rows, 1)
+
+    def checked(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
+        """The same factors.
+
+        Raises:
+            ModelError: one is unknown or does not fit its matrix, or at the end some are missing.
+        """
+        ranks: dict[str, set[int]] = {}
+        for name, tensor in weights:
+            layer, _, part = name.partition(".lora_")
+            if part not in ("A.weight", "B.weight"):
+                raise unfit(version, f"'{name}' is no adapter, and rollout.lora_rank={self._max_rank}", _BOTH)
+            shape = self._matrices.get(f"{layer}.weight", (0, 0))
+            rank = tensor.shape[0 if part == "A.weight" else 1]
+            if tuple(tensor.shape) != ((rank, shape[1]) if part == "A.weight" else (shape[0], rank)):
+                raise unfit(version, f"'{name}' {tuple(tensor.shape)} does not fit '{layer}.weight' {shape}", _BOTH)
+            if rank > self._max_rank:
+                raise unfit(version, f"'{name}' has rank {rank}", f"Type  rollout.lora_rank={rank}")
+            ranks.setdefault(layer, set()).add(rank if part == "A.weight" else -rank)
+            yield name, tensor.detach()
+        single = [layer for layer, found in ranks.items() if len(found) != 2 or sum(found)]
+        missing = sorted({*single, *(self._layers - set(ranks))})
+        if missing or not ranks:
+            raise unfit(version, f"adapters of {len(missing)} matrices did not come whole: {missing[:1]}", _BOTH)
+        self._layers = set(ranks)
+
+
+_BOTH = "Give trainer and rollout the same model.path, and type  backend.lora_sync=adapters"
+
+
+def engine_options(max_rank: int) -> dict[str, Any]:
+    """vLLM's `EngineArgs` for one adapter of at most this rank; vLLM has memory for a few ranks only."""
+    from typing import get_args
+
+    from vllm.config.lora import MaxLoRARanks
+
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": min(rank for rank in get_args(MaxLoRARanks) if rank >= max_rank),
+    }
+
+
+def asked_with(path: str = "unused: loaded before", *, replace: bool = False) -> Any:
+    """vLLM's `LoRARequest`: what a request is drawn with, and with a path and `replace`, what the engine reads anew."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(_NAME, _NUMBER, path, load_inplace=replace)
+
+
+@contextmanager
+def written(factors: Iterator[tuple[str, Tensor]]) -> Iterator[str]:
+    """A directory with the adapter, as peft writes one."""
+    tensors = {f"base_model.model.{name}": tensor.to("cpu", copy=True).contiguous() for name, tensor in factors}
+    layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
+    rank = max(tensor.shape[0] for name, tensor in tensors.items() if ".lora_A." in name)
+    described = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,  # the factors come scaled
+        "target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),
+        "bias": "none",
+    }
+    with tempfile.TemporaryDirectory(prefix="rlcore-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as directory:
+        (Path(directory) / "adapter_config.json").write_text(json.dumps(described))
+        save_file(tensors, Path(directory) / "adapter_model.safetensors")
+        yield directory
