@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "registry": "protocols errors",
     "hooks": "registry errors",
     "controller": "types protocols data registry errors",
-    "config": "protocols data registry controller errors",
+    "config": "protocols data registry controller errors types",
     "models": "errors",
     "rewards": "types protocols registry errors",
     "workers": "types protocols data registry controller models rewards errors",

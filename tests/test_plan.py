@@ -738,6 +738,7 @@ HANDED_ON = {
     "episode": "rlcore_environments/",
     "optimizer": "backends/",
     "runtime": "controller/",
+    "sampling": "rollouts/",
     "pools": "controller/",
 }
 """Sections that travel as a whole -> where their fields are read; all other reads name the section: config.run.seed."""

@@ -28,15 +28,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Entry):
     """One line of the list, and one object of --json; keys are only ever added."""
 
-    kind: str
-    name: str
-    package: str
-    version: str
-    target: str
-    requires: str
     status: str
     """ok, unbounded, duplicate, incompatible, incomplete, disabled, broken or not installed."""
     detail: str
@@ -77,16 +71,7 @@ def list_plugins(plugins: Catalog, *, absent: bool) -> list[Row]:
     if absent:
         installed = {(entry.kind, entry.name) for entry in plugins.entries}
         rows += [
-            Row(
-                kind=kind,
-                name=name,
-                package=package,
-                version="",
-                target="",
-                requires="",
-                status="not installed",
-                detail=f"pip install {package}",
-            )
+            Row(kind, name, package, "", "", "", status="not installed", detail=f"pip install {package}")
             for (kind, name), package in KNOWN_PACKAGES.items()
             if (kind, name) not in installed
         ]

@@ -18,6 +18,7 @@ from rlcore.errors import require
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 from rlcore.protocols.environment import EpisodeConfig
 from rlcore.protocols.reward import Relative
+from rlcore.types import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +60,10 @@ class DataConfig(PromptOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
+class SamplingConfig(Sampling):
     """How responses are drawn during training."""
 
     samples_per_prompt: int = 8
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    max_response_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.samples_per_prompt >= 1, "samples_per_prompt", "1 or more", self.samples_per_prompt, 8)

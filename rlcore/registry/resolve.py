@@ -38,14 +38,9 @@ class PluginSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(PluginSpec):
     """A plugin that was chosen and imported."""
 
-    kind: str
-    name: str
-    package: str
-    version: str
-    target: str
     object: Any
     """The class or function itself."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TextIO
 
 from rlcore.config.build import flatten
@@ -122,15 +122,7 @@ def start_roles(
 
 def sampling(config: Config) -> Sampling:
     """How responses are drawn in training."""
-    return Sampling(
-        temperature=config.sampling.temperature,
-        top_k=config.sampling.top_k,
-        top_p=config.sampling.top_p,
-        min_p=config.sampling.min_p,
-        max_response_tokens=config.sampling.max_response_tokens,
-        stop=config.sampling.stop,
-        stop_token_ids=config.sampling.stop_token_ids,
-    )
+    return Sampling(**{field.name: getattr(config.sampling, field.name) for field in fields(Sampling)})
 
 
 def optimizer_steps(plan: Plan) -> int:
