@@ -29,7 +29,8 @@ def test_five_files_are_written_and_nothing_is_left_to_fill_in(tmp_path, kind):
         if name.endswith(".py"):
             ast.parse(text)
     project = tomllib.loads(files["pyproject.toml"])["project"]
-    assert project["dependencies"] == [f"rlcore{bounds(core.__version__)}"]
+    more = ["rlcore-environments"] if kind == "environment" else []  # without it nothing runs an episode
+    assert project["dependencies"] == [f"rlcore{bounds(core.__version__)}", *more]
     assert list(project["entry-points"]) == [f"rlcore.{kind}"]
     assert list(project["entry-points"][f"rlcore.{kind}"]) == [f"my_{kind}"]
 

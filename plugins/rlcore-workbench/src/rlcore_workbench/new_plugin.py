@@ -35,6 +35,8 @@ class Kind:
     use: str
     """The line that uses the plugin; $name is filled in."""
     is_function: bool = False
+    needs: str = ""
+    """A package besides rlcore without which it cannot be used."""
     test_needs: str = ""
 
 
@@ -54,6 +56,7 @@ KINDS = {
     "environment": Kind(
         summary="An environment for rlcore",
         use="rlcore train environment=$name model.path=DIR data.train=prompts.jsonl",
+        needs=', "rlcore-environments"',
     ),
     "hooks": Kind(
         summary="Hooks for rlcore",
@@ -142,6 +145,7 @@ def _values(package: str, name: str, kind: str) -> dict[str, str]:
         "kind": kind,
         "summary": about.summary,
         "use": Template(about.use).substitute(name=name),
+        "needs": about.needs,
         "test_needs": about.test_needs,
         "bounds": bounds(rlcore.__version__),
     }
