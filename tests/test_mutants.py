@@ -47,7 +47,7 @@ from rlcore.testing import (
 )
 from rlcore.testing.model import small_model
 from rlcore.trackers.jsonl import JSONLConfig, JSONLTracker
-from rlcore.types import Counts, Mean, Mesh, Sample, TokenOutputs
+from rlcore.types import Counts, LossTerms, Mean, Mesh, Sample, TokenOutputs
 from tests.test_contracts import TestJSONL as JSONLSuite
 
 SUITES = [
@@ -618,6 +618,7 @@ for test, suites in {
     },
     "tokens_outside_the_mask_do_not_matter": {
         "sums over all": lost(lambda terms, out, batch: scaled(terms, out.log_probs.detach().mean())),
+        "has terms there": lost(lambda terms, out, batch: LossTerms(terms=batch.per_row(-out.log_probs) * batch["advantage"], average="row-mean")),
     },
     "extreme_ratios_stay_finite": {"has no bound": algorithm(loss=unbounded)},
     "better_answers_become_likelier": {"climbs": lost(lambda terms, out, batch: scaled(terms, -1.0))},

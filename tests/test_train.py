@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -231,7 +232,8 @@ def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert "ended early: interrupted" in output
+    began = re.search(r"^step 1/", output, re.MULTILINE)  # on a slow machine the first step may have begun
+    assert "ended early: interrupted" in output or (began and "stopped early" in output), output
     assert "Traceback" not in output
     assert "Stack" not in output
     _wait_until_gone(mark)

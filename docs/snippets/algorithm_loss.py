@@ -1,16 +1,15 @@
-"""GRPO with another loss: a smooth bound in place of the clip. Everything else is inherited."""
+"""GRPO with another loss: a smooth bound in place of the clip. KL, entropy and averaging are inherited."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rlcore import Batch, LossTerms, TokenOutputs
+from rlcore import Batch
 from rlcore.algorithms.grpo import GRPO
 
 
 class SmoothGRPO(GRPO):
-    def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        assert out.log_probs is not None, "the actor's outputs have log-probs"
-        old = out.log_probs.detach() if self.on_policy else batch["old_log_probs"]
-        push = torch.tanh(out.log_probs - old)  # the further from the old policy, the weaker
-        return LossTerms(terms=-push * batch.per_token("advantage"), metrics={"push": push.detach()})
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        push = torch.tanh(log_probs - old_log_probs)  # the further from the old policy, the weaker
+        return -push * self.advantages(batch), {"push": push}

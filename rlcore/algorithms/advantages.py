@@ -33,7 +33,7 @@ def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, e
     reward = reward.double()
     centred = reward - group_mean(reward, group_id)
     if by_std:
-        size = _group_size(group_id)
+        size = group_size(group_id)
         unbiased = group_variance(reward, group_id) * size / (size - 1).clamp(min=1)
         centred = centred / (unbiased.sqrt() + eps)
     return centred.float()
@@ -74,7 +74,8 @@ def gae(
     return advantages, returns
 
 
-def _group_size(group_id: Tensor) -> Tensor:
+def group_size(group_id: Tensor) -> Tensor:
+    """[B] float64, samples of each row's group."""
     _, group, counts = torch.unique(group_id, return_inverse=True, return_counts=True)
     sizes: Tensor = counts[group].double()
     return sizes

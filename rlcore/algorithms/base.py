@@ -131,6 +131,11 @@ class PolicyGradient(Epochs):
     def needs_reference(self) -> bool:
         return bool(self.config.kl.coefficient > 0 or self.config.kl.monitor)
 
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL penalty is subtracted from the reward."""
+        return bool(self.config.kl.where == "reward" and self.needs_reference)
+
     def roles(self) -> Sequence[RoleSpec]:
         reference = [RoleSpec(name="reference", worker="reference")] if self.needs_reference else []
         return [RoleSpec(name="actor", worker="policy"), *reference, RoleSpec(name="rollout", worker="rollout")]
@@ -173,6 +178,12 @@ class PolicyGradient(Epochs):
             dual_clip=config.dual_clip,
         )
         return loss.terms, {"clip_fraction": loss.clipped, "kl_to_old": loss.kl}
+
+    def observe_kl(self, kl: Tensor) -> None:
+        """Once a step, after its rewards have their penalty: [B] KL of each response; the coefficient follows it."""
+        self.note("kl/per_response", Mean(float(kl.sum()), float(len(kl))))
+        self.note("kl/coefficient", Mean(self.kl.coefficient))
+        self.kl.observe(float(kl.mean()), len(kl))
 
     def advantages(self, batch: Batch) -> Tensor:
         """[T] advantages of a micro-batch."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlcore.algorithms.advantages import group_normalised, group_variance
@@ -41,10 +42,6 @@ class GRPO(PolicyGradient):
     compares_samples = True
     """Of one prompt: a single one has no advantage."""
 
-    @property
-    def kl_in_reward(self) -> bool:
-        return bool(self.config.kl.where == "reward" and self.needs_reference)
-
     def writes(self) -> Sequence[str]:
         return list(dict.fromkeys([*super().writes(), *(["old_log_probs"] if self.kl_in_reward else [])]))
 
@@ -57,9 +54,10 @@ class GRPO(PolicyGradient):
             samples |= roles.reference.log_probs(samples)
         reward, group_id = samples.fetch("reward", "group_id")
         varied = group_variance(reward, group_id) > 0
+        kl = self._kl(roles, samples) if self.kl_in_reward else torch.zeros_like(reward)
+        samples = self.with_advantages(roles, samples, reward - self.kl.coefficient * kl)
         if self.kl_in_reward:
-            reward = reward - self.kl.coefficient * self._kl(roles, samples)
-        samples = self.with_advantages(roles, samples, reward)
+            self.observe_kl(kl)
         self.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
         if self.config.skip_zero_variance_groups:
             samples = samples.take(np.flatnonzero(varied.numpy()))
@@ -78,8 +76,4 @@ class GRPO(PolicyGradient):
     def _kl(self, roles: Any, samples: Batch) -> Any:
         """[B] KL of each response to the reference; only these numbers come to the controller."""
         columns = samples.select("old_log_probs", "ref_log_probs", "loss_mask")
-        kl = roles.actor.apply(sequence_kl, columns, estimator=self.config.kl.estimator).fetch("kl")
-        self.kl.observe(float(kl.mean()), len(kl))
-        self.note("kl/per_response", Mean(float(kl.sum()), float(len(kl))))
-        self.note("kl/coefficient", Mean(self.kl.coefficient))
-        return kl
+        return roles.actor.apply(sequence_kl, columns, estimator=self.config.kl.estimator).fetch("kl")

@@ -44,12 +44,18 @@ class KLConfig:
         require(
             not adaptive or self.where == "reward", "where", "reward with controller=adaptive", self.where, "reward"
         )
+        aims = not adaptive or self.coefficient > 0
+        require(
+            aims, "coefficient", "more than 0 with controller=adaptive, which multiplies it", self.coefficient, 0.01
+        )
+        pulls = self.coefficient == 0 or self.where == "reward" or self.estimator != "k1"
+        require(pulls, "estimator", "k2 or k3 in a loss: there k1 has no gradient on average", self.estimator, "k3")
         require(self.target > 0, "target", "more than 0", self.target, 0.1)
         require(self.horizon > 0, "horizon", "more than 0", self.horizon, 10000.0)
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) -> Tensor:
-    """Per-token estimate, same shape. In a loss, k1 has no useful gradient; use k2 or k3."""
+    """Per-token estimate, same shape."""
     log_ratio = ref_log_probs - log_probs
     if estimator == "k1":
         return -log_ratio

@@ -25,7 +25,7 @@ from rlcore.algorithms.losses import clipped_value_loss
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
-from rlcore.types import LossTerms, Mean, TokenOutputs
+from rlcore.types import LossTerms, TokenOutputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +77,16 @@ class PPO(PolicyGradient):
             "reward",
             *(["ref_log_probs"] if self.needs_reference else []),
         ]
-        in_reward = self.config.kl.where == "reward" and self.needs_reference
         estimated = roles.critic.apply(
             estimate_advantages,
             samples.select(*columns),
             gamma=self.config.gamma,
             lam=self.config.lam,
-            kl_coefficient=self.kl.coefficient if in_reward else 0.0,
+            kl_coefficient=self.kl.coefficient if self.kl_in_reward else 0.0,
             kl_estimator=self.config.kl.estimator,
         )
-        if in_reward:
-            kl = estimated.fetch("kl")
-            self.kl.observe(float(kl.mean()), len(kl))
-            self.note("kl/per_response", Mean(float(kl.sum()), float(len(kl))))
-            self.note("kl/coefficient", Mean(self.kl.coefficient))
+        if self.kl_in_reward:
+            self.observe_kl(estimated.fetch("kl"))
         samples |= estimated.select("rewards", "advantages", "returns")
         return samples.with_rows(**self._whitening(estimated, samples))
 

@@ -92,8 +92,12 @@ class AlgorithmContract:
         for role, batch, loss in self.losses():
             names = [name for name in batch.columns if batch.level(name) == "token" and name not in _ALWAYS]
             noise = {name: torch.where(batch["loss_mask"], batch[name], other(batch[name])) for name in names}
-            gap = gradient(loss, batch.with_tokens(**noise), outside=-5.0) - gradient(loss, batch)
+            plain = gradient(loss, batch)
+            gap = gradient(loss, batch.with_tokens(**noise), outside=-5.0) - plain
             assert not bool(gap.any()), f"the loss of {role} lets tokens of the prompt change its gradient"
+            assert not bool(plain[~batch["loss_mask"]].any()), (
+                f"the loss of {role} has a gradient at tokens of the prompt"
+            )
 
     def test_extreme_ratios_stay_finite(self) -> None:
         for role, batch, loss in self.losses():

@@ -251,6 +251,7 @@ class FakeRoles:
     """
 
     samples_per_prompt = 4
+    rewards = ()
 
     def __init__(self, names: Sequence[str], *, keep_scored: bool = True) -> None:
         self.store = FakeStore()

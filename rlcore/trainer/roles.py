@@ -65,7 +65,7 @@ class Roles:
         self.turns: Turns | None = None
         self._num_samples = self._num_tokens = 0
         self._reward_config = reward
-        self._rewards = rewards
+        self.rewards = rewards
         self._on_scored = on_scored
 
     def __getattr__(self, name: str) -> Any:
@@ -122,7 +122,7 @@ class Roles:
         else:
             logger.warning("no sample of this step has a reward; nothing is learned from it")
         self._on_scored(scored)
-        if any(spec.relative != "no" for spec in self._rewards):
+        if any(spec.relative != "no" for spec in self.rewards):
             values = self._against_their_groups(scored, keep)
         return scored.with_rows(reward=values.astype(np.float32)).take(np.flatnonzero(keep))
 
@@ -131,7 +131,7 @@ class Roles:
         without a score (`reward.on_error=zero`) have 0 from every reward before that."""
         failed, group_id = scored.fetch("reward").isnan().numpy(), scored.fetch("group_id").numpy()
         total = np.zeros(len(scored))
-        for spec in self._rewards:
+        for spec in self.rewards:
             part = scored.fetch(PART_PREFIX + spec.name).double().numpy()
             part = np.where(failed, np.where(keep, 0.0, np.nan), part)
             total += spec.weight * np.nan_to_num(relative(part, group_id, spec.relative))

@@ -24,11 +24,13 @@ def count(num_loss_tokens: Tensor) -> Counts:
 def reduce_terms(terms: LossTerms, batch: Batch, counts: Counts) -> Tensor:
     """This micro-batch's part of the averaged loss, a scalar.
 
-    Terms outside `loss_mask`, and of rows without loss tokens, reach neither value nor gradient, whatever they are.
+    Terms outside `loss_mask`, and of rows without loss tokens, reach neither value nor gradient, as long as they are finite.
 
     Raises:
         ValueError: terms of a wrong shape, or an unknown average.
     """
+    if not isinstance(terms, LossTerms):
+        raise TypeError(f"the loss returned a {type(terms).__name__}; return rlcore.LossTerms(terms=…)")
     if terms.average == "row-mean":
         _check_shape(terms.terms, len(batch), "one term per row", terms.average)
         seen = batch.per_row(batch["loss_mask"].long()) > 0

@@ -125,6 +125,12 @@ class TrainedWorker(ModelWorker):
         super().__init__(context, options=options)
         algorithm_class: Any = load(options.algorithm, rank=context.rank, host=context.host)
         self.algorithm = algorithm_class(options.algorithm_config)
+        self.has_stepped = False
+        """Since its weights were last asked for: they are then no longer those that sampled."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.has_stepped = False
+        return super().weights()
 
     @dispatch("dp_metrics")
     def update(self, batch: Batch, counts: Counts) -> Metrics:
@@ -141,6 +147,7 @@ class TrainedWorker(ModelWorker):
         )
         # micro-batches and ranks each hold a part of one sum: the weight of all of them together is 1
         metrics["loss"] = Mean(metrics["loss"].total if "loss" in metrics else 0.0, 1.0 / self.mesh.dp_size)
+        self.has_stepped = True
         return merge_metrics([metrics, self.backend.step()])
 
     def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:

@@ -24,7 +24,7 @@ class PolicyWorker(TrainedWorker):
 
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
         """How far the engine's log-probs are from the trainer's, under the weights that sampled."""
-        known = "old_log_probs" in batch or getattr(self.algorithm, "on_policy", True)
+        known = "old_log_probs" in batch or not self.has_stepped
         if "rollout_log_probs" not in batch or out.log_probs is None or not known:
             return {}
         mask = batch["loss_mask"]

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from rlcore_algorithms.best_of_n import BestOfN
 from rlcore_algorithms.cispo import CISPO
 from rlcore_algorithms.covariance import ClipCov, KLCov
 from rlcore_algorithms.dapo import DAPO
@@ -14,6 +15,7 @@ from rlcore_algorithms.family import Estimator, Family
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gpg import GPG
 from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.remax import ReMax
 from rlcore_algorithms.rloo import RLOO
 from rlcore_algorithms.sapo import SAPO
 from rlcore_algorithms.sft import SFT
@@ -70,6 +72,14 @@ def test_every_estimator_goes_with_every_loss_unless_the_loss_wants_whole_respon
         (KLCov, {"minibatches": 1}, ["algorithm.minibatches", "the penalty has no gradient", "minibatches=2"]),
         (KLCov, {"share": 0.0}, ["algorithm.share"]),
         (ClipCov, {"cov_low": 6.0}, ["algorithm.cov_high", "more than cov_low=6.0"]),
+        (ReMax, {"skip_zero_variance_groups": True}, ["algorithm.skip_zero_variance_groups", "has a gradient, too"]),
+        (ReMax, {"refill": {"rounds": 3}}, ["algorithm.refill.rounds", "estimator=remax", "refill.rounds=0"]),
+        (DAPO, {"estimator": "reinforce"}, ["algorithm.refill.rounds", "estimator=reinforce"]),
+        (GPG, {"skip_zero_variance_groups": True}, ["algorithm.skip_zero_variance_groups", "alpha makes up"]),
+        (DAPO, {"kl": {"coefficient": 0.1, "estimator": "k1"}}, ["algorithm.kl.estimator", "no gradient on average"]),
+        (DAPO, {"kl": {"controller": "adaptive", "where": "reward"}}, ["algorithm.kl.coefficient", "multiplies it"]),
+        (DAPO, {"overlong": {"factor": 0.5}}, ["algorithm.overlong.factor", "without overlong.tokens"]),
+        (BestOfN, {"keep": "passed"}, ["algorithm.threshold", "the lowest reward that passes"]),
         (RLOO, {"gamma": 0.9}, ["algorithm.gamma", "estimator=rloo", "one advantage to a whole response"]),
         (RLOO, {"estimator": "rlo"}, ["algorithm.estimator", "rloo"]),
         (DAPO, {"refill": {"rounds": -1}}, ["algorithm.refill.rounds"]),

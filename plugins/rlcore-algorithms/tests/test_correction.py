@@ -45,10 +45,10 @@ def weights(**settings):
         pytest.param({"weight": "sequence", "high": 1.5, "beyond": "mask"}, [0, 0, 0], id="sequence-masked"),
         # means of the log-ratio: log 2 / 2 = 0.35 and log 2 = 0.69
         pytest.param({"reject": "mean_k1", "reject_above": 0.5}, [1, 1, 0], id="rejected-by-k1"),
-        # k3 = exp(-d) - 1 + d: 0.636 and 0.307, mean 0.472; 0.193
-        pytest.param({"reject": "mean_k3", "reject_above": 0.4}, [0, 0, 1], id="rejected-by-k3"),
-        pytest.param({"reject": "mean_k3", "reject_above": 0.5}, [1, 1, 1], id="none-rejected"),
-        pytest.param({"reject": "max_k3", "reject_above": 0.5}, [0, 0, 1], id="rejected-by-its-worst-token"),
+        # k3 = exp(d) - 1 - d: 1.614 and 0.193, mean 0.903; 0.307
+        pytest.param({"reject": "mean_k3", "reject_above": 0.8}, [0, 0, 1], id="rejected-by-k3"),
+        pytest.param({"reject": "mean_k3", "reject_above": 1.0}, [1, 1, 1], id="none-rejected"),
+        pytest.param({"reject": "max_k3", "reject_above": 1.0}, [0, 0, 1], id="rejected-by-its-worst-token"),
         pytest.param(
             {"weight": "token", "high": 10.0, "reject": "max_k3", "reject_above": 0.5},
             [0, 0, 2],
@@ -69,8 +69,8 @@ def test_an_engine_that_is_too_sure_is_rejected_as_one_that_is_not_sure_enough()
 def test_metrics_say_how_far_the_engine_is_off_and_what_was_done():
     _, metrics = weights(weight="token", high=2.5, beyond="mask", reject="mean_k1", reject_above=0.5)
 
-    # k3 = exp(-d) - 1 + d: 1/4 - 1 + 2 log 2, 2 - 1 - log 2, 1/2 - 1 + log 2
-    assert metrics["correction/k3"][SEEN].tolist() == pytest.approx([-0.75 + 2 * LOG2, 1 - LOG2, -0.5 + LOG2])
+    # k3 = exp(d) - 1 - d: 4 - 1 - 2 log 2, 1/2 - 1 + log 2, 2 - 1 - log 2
+    assert metrics["correction/k3"][SEEN].tolist() == pytest.approx([3 - 2 * LOG2, -0.5 + LOG2, 1 - LOG2])
     assert metrics["correction/outside"][SEEN].tolist() == [1, 0, 0]
     assert metrics["correction/rejected"].tolist() == [0, 1]
     assert metrics["correction/weight"][SEEN].tolist() == pytest.approx([0, 0.5, 0])
@@ -124,6 +124,8 @@ def test_the_weight_of_a_token_scales_its_gradient_and_leaves_the_entropy_bonus(
         ({"low": -1.0}, ["algorithm.correction.low", "0 or more"]),
         ({"low": 3.0}, ["algorithm.correction.high", "more than low=3.0"]),
         ({"reject": "mean_k1", "reject_above": 0.0}, ["algorithm.correction.reject_above", "more than 0"]),
+        ({"high": 5.0, "beyond": "mask"}, ["algorithm.correction.beyond", "weight=none does not look at it"]),
+        ({"weight": "token", "reject_above": 0.5}, ["algorithm.correction.reject_above", "reject=none"]),
         ({"weight": "tokens"}, ["algorithm.correction.weight", "token, sequence"]),
     ],
 )

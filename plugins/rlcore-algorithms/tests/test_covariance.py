@@ -89,9 +89,10 @@ def test_the_choice_does_not_depend_on_where_the_rows_lie(how):
 
 @pytest.mark.parametrize("rows", [[], [1]])
 def test_nothing_and_one_row_can_be_chosen_from(rows):
+    """Tokens of one row have one advantage, so the same covariance: none is the largest."""
     batch = step().take(rows)
 
-    assert int(choose(choose_largest, batch, 0.01).sum()) >= len(rows)
+    assert not choose(choose_largest, batch, 0.01).any()
     assert len(choose(choose_at_random, batch, 0.01, (1.0, 5.0), 0)) == batch.num_tokens
 
 

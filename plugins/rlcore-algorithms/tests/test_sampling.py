@@ -11,6 +11,8 @@ from rlcore_algorithms.remax import ReMax
 from rlcore_algorithms.sampling import OverlongConfig, RefillConfig, overlong_penalty, refill
 
 from rlcore.data.batch import Batch
+from rlcore.errors import ConfigError
+from rlcore.rewards.scorer import RewardSpec
 from rlcore.testing import FakeRoles
 from rlcore.types import Mean
 
@@ -107,6 +109,7 @@ class Greedy:
     def score(self, samples):
         group = samples.fetch("group_id")
         rows = {
+            "num_loss_tokens": torch.tensor([1, 2, 4]),
             "reward": torch.where(group == 0, 0.25, torch.where(group == 1, torch.nan, 0.0)),
             "reward_status": torch.where(group == 1, 3, 0),
         }
@@ -118,12 +121,31 @@ def test_the_baseline_is_the_greedy_reward_of_the_prompt_and_the_mean_where_that
     samples = roles.score(roles.generate(PROMPTS)).take([0, 5, 4, 9, 8])  # groups 0, 1, 1, 2, 2
     greedy = roles.groups["rollout"] = roles.groups["reward"] = Greedy(roles)
 
-    baseline = greedy_baseline(roles, PROMPTS, samples, notes.__setitem__)
+    baseline = greedy_baseline(roles, PROMPTS, samples, OverlongConfig(), notes.__setitem__)
 
     assert greedy.asked == [(0.0, 1)]
     assert baseline.tolist() == [0.25, 0.5, 0.5, 0.0, 0.0]  # group 1: samples 5 and 4 score 0 and 1
     assert notes["experience/baseline_missing"] == Mean(1.0)
     assert notes["experience/greedy_reward"].value == pytest.approx(0.125)
+
+
+def test_greedy_responses_lose_reward_for_length_as_the_sampled_ones_do():
+    roles, notes = FakeRoles(["actor"]), {}
+    samples = roles.score(roles.generate(PROMPTS)).take([0, 8])  # groups 0 and 2
+    roles.groups["rollout"] = roles.groups["reward"] = Greedy(roles)
+
+    baseline = greedy_baseline(roles, PROMPTS, samples, OverlongConfig(tokens=4), notes.__setitem__)
+
+    # the fakes' limit is 5 tokens: the greedy ones of groups 0 and 2 have 1 and 4
+    assert baseline.tolist() == [0.25, -0.75]
+
+
+def test_a_greedy_baseline_beside_a_reward_that_is_relative_to_its_group_is_refused():
+    roles = FakeRoles(["actor"])
+    roles.rewards = [RewardSpec("length", "pkg:length", relative="rank")]
+
+    with pytest.raises(ConfigError, match="'length' is relative to its group"):
+        ReMax(ReMax.Config()).draw(roles, PROMPTS)
 
 
 def test_remax_is_the_reward_minus_the_greedy_one():

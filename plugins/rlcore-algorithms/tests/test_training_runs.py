@@ -69,6 +69,8 @@ def test_a_run_changes_the_policy_and_ends(tmp_path, algorithm, more):
     assert (first["step"], last["step"]) == (0, 2)
     assert last["actor/grad_norm"] > 0
     assert last["actor/skipped"] == 0
+    # of the weights that sampled, though best_of_n and online_dpo have no log-probs of theirs after the first update
+    assert last["actor/rollout_logprob_gap"] < 1e-5
 
 
 def test_a_correction_of_an_engine_that_agrees_changes_almost_nothing(tmp_path):

@@ -1,6 +1,6 @@
 """Rejection sampling: fine-tuning on the best of n own responses (RAFT, arXiv 2304.06767; Llama 2, arXiv 2307.09288).
 
-    kept = the response to a prompt with the highest reward, if that is at least `threshold`
+    kept = the response to a prompt with the highest reward, if that is at least `threshold`, where one is given
     loss = -mean over tokens of the kept responses of  log p(token)
 
 Departures:
@@ -31,12 +31,14 @@ class BestOfNConfig(EpochsConfig):
     """Settings of rejection sampling."""
 
     keep: Literal["best", "passed"] = "best"
-    threshold: float = 0.0
-    """Lowest reward of a kept response."""
+    threshold: float | None = None
+    """Lowest reward of a kept response; None: any. keep=passed needs one."""
     average: Average = "token-mean"
 
     def __post_init__(self) -> None:
         EpochsConfig.__post_init__(self)
+        passes = self.keep == "best" or self.threshold is not None
+        require(passes, "threshold", "the lowest reward that passes, with keep=passed", self.threshold, 1.0)
         require(self.average != "row-mean", "average", "an average of terms per token", self.average, "token-mean")
 
 
@@ -70,7 +72,8 @@ class BestOfN(Epochs):
     def kept(self, reward: Tensor, group_id: Tensor) -> Tensor:
         """[K] rows that are trained on."""
         candidates = best_and_worst(reward, group_id)[0::2] if self.compares_samples else torch.arange(len(reward))
-        return candidates[reward[candidates] >= self.config.threshold]
+        lowest = -torch.inf if self.config.threshold is None else self.config.threshold
+        return candidates[reward[candidates] >= lowest]
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         return likelihood(out, self.config.average)

@@ -18,25 +18,30 @@ _PARTS, _ROUNDS = 32, 3
 
 
 def choose_at_random(
-    roles: Any, samples: Batch, advantage: str, share: float, bounds: tuple[float, float], step: int
+    roles: Any, samples: Batch, advantage: str, share: float, bounds: tuple[float, float], seed: int
 ) -> Batch:
     """The samples with the token column `chosen`: a share of all loss tokens, from those with cov inside the bounds."""
     columns, options = _prepared(roles, samples, advantage)
     counted = roles.actor.apply(count_between, columns, bounds=bounds, **options)
     eligible = int(counted.fetch("count").sum())
     probability = min(1.0, share * int(samples.fetch("num_loss_tokens").sum()) / max(1, eligible))
-    options |= {"bounds": bounds, "probability": probability, "seed": mix(step)}
+    options |= {"bounds": bounds, "probability": probability, "seed": seed}
     marked: Batch = roles.actor.apply(mark_between, columns, **options)
     return samples | marked
 
 
 def choose_largest(roles: Any, samples: Batch, advantage: str, share: float) -> Batch:
-    """The samples with the token column `chosen`: the share of all loss tokens with the largest cov, at least one."""
+    """The samples with the token column `chosen`: the share of all loss tokens with the largest cov, at least one.
+
+    Where every token has the same cov, as in a step without differences, none is chosen.
+    """
     columns, options = _prepared(roles, samples, advantage)
     wanted = max(1, int(share * int(samples.fetch("num_loss_tokens").sum())))
     extremes = roles.actor.apply(extreme, columns, **options)
     low, high = (extremes.fetch(name) for name in ("smallest", "largest"))
     lowest, highest = (float(low.min()), float(high.max())) if len(samples) else (0.0, 0.0)
+    if highest == lowest:
+        lowest = torch.inf
     for _ in range(_ROUNDS if highest > lowest else 0):
         edges = torch.linspace(lowest, highest, _PARTS + 1, dtype=torch.float64).tolist()
         above = roles.actor.apply(count_above, columns, edges=edges, **options).fetch("count").sum(0).tolist()

@@ -9,12 +9,13 @@ With the log-ratio d_t = log p(token t) - log q(token t), both under the weights
 training", 2025), `mask` with low 0 is MIS, `mask` with two thresholds is the band of IcePop (arXiv 2510.18855).
 A response is rejected, all its weights 0, when its divergence is above `reject_above`:
 
-    mean_k1 = |mean of d|      mean_k3 = mean of exp(-d) - 1 + d      max_k3 = the largest exp(-d) - 1 + d
+    mean_k1 = |mean of d|      mean_k3 = mean of exp(d) - 1 - d      max_k3 = the largest exp(d) - 1 - d
+
+k3 is the estimator of KL(q || p) for tokens that are drawn from q (Schulman, "Approximating KL divergence", 2020).
 
 Weights carry no gradient and multiply the policy's terms, not the entropy bonus or the KL penalty. Departures:
 1. A token with weight 0 still counts in the mean, so that the gradient does not depend on how a batch is cut.
 2. Weights are not normalised over the batch, for the same reason.
-3. k3 is taken of exp(-d), the estimator of KL(p || q) under p; tokens are drawn from q, and the two are close.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class CorrectionConfig:
         require(self.low >= 0, "low", "0 or more", self.low, 0.5)
         require(self.high > self.low, "high", f"more than low={self.low}", self.high, 2.0)
         require(self.reject_above > 0, "reject_above", "more than 0", self.reject_above, 0.1)
+        for chosen, ignored in (("weight", ("beyond", "low", "high")), ("reject", ("reject_above",))):
+            for name in ignored if getattr(self, chosen) == "none" else ():
+                value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+                require(value == default, name, f"nothing, as {chosen}=none does not look at it", value, default)
 
     @property
     def active(self) -> bool:
@@ -64,7 +69,7 @@ def correct(
         return terms, {}
     mask = batch["loss_mask"]
     d = torch.where(mask, old_log_probs - batch["rollout_log_probs"], 0.0).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    k3 = kl_estimate(d, torch.zeros_like(d), "k3")
+    k3 = kl_estimate(torch.zeros_like(d), d, "k3")
     weights, outside = bounded(log_weights(d, batch, config.weight), config)
     metrics = {"correction/k3": k3, "correction/outside": outside.to(terms.dtype)}
     if config.reject != "none":

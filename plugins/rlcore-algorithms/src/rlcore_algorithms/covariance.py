@@ -4,7 +4,7 @@
 
 clip_cov: of the tokens with cov_low <= cov <= cov_high, a random `share` of all tokens has no gradient; the
 rest is the clipped loss of PPO.
-kl_cov: the `share` of all tokens with the largest cov has a penalty, coefficient · |log p - log p_old|, in the loss
+kl_cov: the `share` of all tokens with the largest cov has a penalty, `penalty` · |log p - log p_old|, in the loss
 -ratio · A, which is not clipped.
 
 Departures:
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rlcore.algorithms.kl import kl_estimate
 from rlcore.data.batch import Batch
+from rlcore.data.loader import mix
 from rlcore.errors import require
 from rlcore_algorithms.choose import choose_at_random, choose_largest
 from rlcore_algorithms.family import Family, FamilyConfig, bounded_ratio, refuse_clip
@@ -81,7 +82,10 @@ class ClipCov(_Covariance):
     def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:
         config, samples = self.config, super().with_advantages(roles, samples, reward)
         bounds = config.cov_low, config.cov_high
-        return choose_at_random(roles, samples, self.advantage_column, config.share, bounds, self.num_updates)
+        return choose_at_random(roles, samples, self.advantage_column, config.share, bounds, self._seed())
+
+    def _seed(self) -> int:
+        return mix(self.config.shuffle_seed, self.num_updates)
 
     def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         terms, metrics = super().terms(log_probs, old_log_probs, batch)

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.advantages import group_mean, group_normalised, group_variance
+from rlcore.algorithms.advantages import group_mean, group_normalised, group_size, group_variance
 
 Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -69,13 +69,6 @@ ROW_ESTIMATORS: Mapping[str, Estimate] = {
     "gpg": rescaled,
     "reinforce_plus_plus_baseline": whitened_centred,
 }
-
-
-def group_size(group_id: Tensor) -> Tensor:
-    """[B] float64, samples of each row's group."""
-    _, group, counts = torch.unique(group_id, return_inverse=True, return_counts=True)
-    sizes: Tensor = counts[group].double()
-    return sizes
 
 
 def returns_to_go(rewards: Tensor, loss_mask: Tensor, lengths: Tensor, gamma: float) -> Tensor:

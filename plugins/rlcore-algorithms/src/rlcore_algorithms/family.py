@@ -19,7 +19,7 @@ from torch import Tensor
 from rlcore.algorithms.base import PolicyGradientConfig
 from rlcore.algorithms.grpo import GRPO
 from rlcore.data.batch import Batch
-from rlcore.errors import require
+from rlcore.errors import ConfigError, require
 from rlcore.types import Mean
 from rlcore_algorithms.correction import CorrectionConfig, correct
 from rlcore_algorithms.estimators import ROW_ESTIMATORS
@@ -38,6 +38,10 @@ Estimator = Literal[
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
 ]
+
+
+_OF_SINGLE_SAMPLES = ("reinforce", "remax", "reinforce_plus_plus")
+"""Estimators whose baseline is not that of the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,13 @@ class FamilyConfig(PolicyGradientConfig):
         per_token = self.estimator == "reinforce_plus_plus"
         reason = f"1 with estimator={self.estimator}, which gives one advantage to a whole response"
         require(per_token or self.gamma == 1, "gamma", reason, self.gamma, 1.0)
+        varied = self.estimator not in _OF_SINGLE_SAMPLES
+        reason = f"with estimator={self.estimator} a group whose rewards are equal has a gradient, too"
+        skip = self.skip_zero_variance_groups
+        require(varied or not skip, "skip_zero_variance_groups", f"false: {reason}", skip, "false")
+        require(varied or not self.refill.rounds, "refill.rounds", f"0: {reason}", self.refill.rounds, 0)
+        reason = "false with estimator=gpg, whose alpha makes up for groups without variance already"
+        require(self.estimator != "gpg" or not skip, "skip_zero_variance_groups", reason, skip, "false")
 
 
 class Family(GRPO):
@@ -75,7 +86,7 @@ class Family(GRPO):
     @property
     def compares_samples(self) -> bool:  # type: ignore[override]
         """Whether a single sample of a prompt has no advantage."""
-        return self.config.estimator not in ("reinforce", "remax", "reinforce_plus_plus")
+        return self.config.estimator not in _OF_SINGLE_SAMPLES
 
     @property
     def advantage_column(self) -> str:  # type: ignore[override]
@@ -88,6 +99,12 @@ class Family(GRPO):
     def draw(self, roles: Any, prompts: Batch) -> Batch:
         """Scored samples; again for other prompts where groups without variance are refilled."""
         config = self.config
+        relative = [spec.name for spec in roles.rewards if spec.relative != "no"]
+        if relative and config.estimator == "remax":
+            raise ConfigError(
+                f"reward '{relative[0]}' is relative to its group, and remax compares with a greedy response outside it\n"
+                "Leave out  relative  of this reward, or type  algorithm.estimator=rloo"
+            )
         samples = refill(roles, prompts, self._draw, config.refill, self.note) if config.refill.rounds else None
         samples = self._draw(roles, prompts) if samples is None else samples
         if config.overlong.tokens:
@@ -100,7 +117,8 @@ class Family(GRPO):
     def _draw(self, roles: Any, prompts: Batch) -> Batch:
         samples: Batch = roles.score(roles.generate(prompts))
         if self.config.estimator == "remax":
-            samples = samples.with_rows(baseline=greedy_baseline(roles, prompts, samples, self.note))
+            baseline = greedy_baseline(roles, prompts, samples, self.config.overlong, self.note)
+            samples = samples.with_rows(baseline=baseline)
         return samples
 
     def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:

@@ -12,17 +12,22 @@ from torch import Tensor
 from rlcore.algorithms.advantages import group_mean
 from rlcore.data.batch import Batch
 from rlcore.types import Mean
+from rlcore_algorithms.sampling import OverlongConfig, overlong_penalty
 
 
-def greedy_baseline(roles: Any, prompts: Batch, samples: Batch, note: Callable[[str, Mean], None]) -> Tensor:
-    """[B] float32, for each sample the reward of the greedy response to its prompt.
+def greedy_baseline(
+    roles: Any, prompts: Batch, samples: Batch, overlong: OverlongConfig, note: Callable[[str, Mean], None]
+) -> Tensor:
+    """[B] float32, for each sample the reward of the greedy response to its prompt, with its own penalty for length.
 
     The greedy responses are counted nowhere: they are no experience. Where one has no score, the mean of the sampled
     ones stands in, and `experience/baseline_missing` counts it.
     """
     greedy: Batch = roles.rollout.generate(prompts, replace(roles.sampling, temperature=0.0), 1)
     greedy = roles.judge(greedy)
-    group, score, status = greedy.fetch("group_id", "reward", "reward_status")
+    group, score, status, length = greedy.fetch("group_id", "reward", "reward_status", "num_loss_tokens")
+    if overlong.tokens:
+        score = score + overlong_penalty(length, roles.sampling.max_response_tokens, overlong)
     known = dict(zip(group[status == 0].tolist(), score[status == 0].tolist()))
     reward, group_id = samples.fetch("reward", "group_id")
     means = group_mean(reward.double(), group_id).tolist()

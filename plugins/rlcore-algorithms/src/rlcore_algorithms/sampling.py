@@ -41,6 +41,7 @@ class OverlongConfig:
 
     def __post_init__(self) -> None:
         require(self.tokens >= 0, "tokens", "0 (off) or more", self.tokens, 128)
+        require(self.tokens > 0 or self.factor == 1, "factor", "1 without overlong.tokens", self.factor, 1.0)
         require(self.factor > 0, "factor", "more than 0", self.factor, 1.0)
 
 

@@ -105,13 +105,13 @@ def _gradients(scalar: torch.Tensor, terms: LossTerms, out: TokenOutputs, batch:
         wrong.append("the gradient is not finite: exp() of a log-ratio needs a bound")
     elif not bool(gradient.any()):
         wrong.append("the gradient is zero everywhere: nothing is learned from this batch")
-    if bool(outside.any()):
+    if bool(outside[outside.isfinite()].any()):
         wrong.append(
-            f"{int(outside.ne(0).sum())} tokens of the prompt have a gradient: sum only where loss_mask is true"
+            f"{int((outside.ne(0) & outside.isfinite()).sum())} tokens of the prompt have a gradient: sum only where loss_mask is true"
         )
     return {
         "gradient_norm": float(gradient.norm()),
-        "gradient_outside_loss_mask": float(outside.abs().sum()),
+        "gradient_outside_loss_mask": float(outside[outside.isfinite()].abs().sum()),
         "wrong": wrong,
     }
 
