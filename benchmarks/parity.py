@@ -15,11 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from rlcore_algorithms.choose import choose_at_random, choose_largest
 from rlcore_algorithms.cispo import CISPO
+from rlcore_algorithms.correction import CorrectionConfig, correct
+from rlcore_algorithms.covariance import ClipCov, KLCov
+from rlcore_algorithms.dpo import DPO
 from rlcore_algorithms.dr_grpo import DrGRPO
 from rlcore_algorithms.estimators import ROW_ESTIMATORS, returns_to_go
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.remax import ReMax
+from rlcore_algorithms.reward_model import RewardModel
 from rlcore_algorithms.sapo import SAPO
 from torch import Tensor
 
@@ -27,8 +33,10 @@ from rlcore.algorithms.advantages import gae, group_normalised
 from rlcore.algorithms.grpo import GRPO
 from rlcore.algorithms.kl import kl_estimate
 from rlcore.algorithms.losses import clipped_value_loss
+from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
 from rlcore.rewards.relative import relative
+from rlcore.testing import FakeRoles
 from rlcore.types import LossTerms
 from rlcore.workers.averaging import count, reduce_terms
 
@@ -66,10 +74,10 @@ class Table:
             rows={"advantage": self.advantage},
         )
 
-    def loss(self, algorithm: Any) -> tuple[Tensor, Tensor]:
-        """Value, and gradient by token, of an algorithm's policy loss."""
+    def loss(self, algorithm: Any, **columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Value, and gradient by token, of an algorithm's policy loss; it may read more columns of tokens."""
         new = self.new[self.mask].requires_grad_()
-        terms, _ = algorithm.policy_loss(new, self.old[self.mask], self.batch())
+        terms, _ = algorithm.policy_loss(new, self.old[self.mask], self.batch().with_tokens(**columns))
         whole = LossTerms(terms=terms, average=algorithm.config.average)
         value = reduce_terms(whole, self.batch(), count(self.lengths))
         return value.detach(), torch.autograd.grad(value, new)[0]
@@ -115,6 +123,10 @@ def with_verl(table: Table) -> Iterator[Row]:
     yield advantage("rloo_outcome", ROW_ESTIMATORS["rloo"](*group), **grouped)
     yield advantage("opo_outcome", ROW_ESTIMATORS["opo"](*group), **grouped)
     yield advantage("gpg_outcome", ROW_ESTIMATORS["gpg"](*group), **grouped)
+    greedy = table.reward.roll(1)
+    samples = Batch.of(lengths=table.lengths, rows={"baseline": greedy})
+    found = ReMax(ReMax.Config()).with_advantages(None, samples, table.reward)["advantage"]
+    yield advantage("remax_outcome", found, "float32 here", **rewards, reward_baselines=greedy)
     bessel = "verl's variance divides by n - 1 tokens, ours by n"
     yield advantage(
         "reinforce_plus_plus_baseline_outcome",
@@ -176,6 +188,61 @@ def with_verl(table: Table) -> Iterator[Row]:
     far = _apart(torch.from_numpy(found), wanted)
     yield "two rewards with relative=std", "compute_grpo_outcome_advantage of each (GDPO)", far, ""
 
+    yield from _tokens_of_large_covariance(table, core, config)
+    yield from _corrections(table)
+
+
+def _tokens_of_large_covariance(table: Table, core: Any, config: Any) -> Iterator[Row]:
+    """verl chooses by the log-probs of the moment; here ours are made to choose by the same ones."""
+    mask, wide = table.mask.double(), table.advantage[:, None].expand(-1, TOKENS)
+    roles = FakeRoles(["actor"])
+    rows = {"sample_id": torch.arange(ROWS), "num_loss_tokens": table.lengths}
+    chosen_by = table.batch().with_tokens(old_log_probs=table.new[table.mask]).with_rows(**rows)
+    for name, made, choose, settings in (
+        ("clip_cov", ClipCov(ClipCov.Config(**WIDE)), (choose_at_random, 1.0, (0.5, 2.0), 0), ("clip", 1.0)),
+        ("kl_cov", KLCov(KLCov.Config()), (choose_largest, 0.1), ("kl", 0.1)),
+    ):
+        how, *given = choose
+        chosen = how(roles, BatchRef.publish(chosen_by, roles.store), "advantage", *given).local()["chosen"]
+        kind, share = settings
+        bounds = {"clip_cov_lb": 0.5, "clip_cov_ub": 2.0} if kind == "clip" else {}
+        actor = config(strategy="fsdp", rollout_n=GROUP, use_dynamic_bsz=True, clip_ratio_low=0.2, clip_ratio_high=0.28)
+        policy_loss = SimpleNamespace(**{f"{kind}_cov_ratio": share}, ppo_kl_coef=1.0, **bounds)
+        object.__setattr__(actor, "policy_loss", policy_loss)
+        function = core.get_policy_loss_fn(name)
+        wanted = table.padded(lambda new: function(table.old, new, wide, mask, "token-mean", actor)[0])  # noqa: B023
+        found = table.loss(made, chosen=chosen)
+        if name == "clip_cov":  # verl takes the value of the chosen tokens out, too; the gradient is what trains
+            found, wanted = (found[1], found[1]), (wanted[1], wanted[1])
+        why = "all tokens inside the bounds chosen; gradient only" if name == "clip_cov" else ""
+        yield _loss(name, function.__name__, found, wanted, why)
+
+
+def _corrections(table: Table) -> Iterator[Row]:
+    helper: Any = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+    mask, d = table.mask.double(), table.old - table.ref  # as if `ref` were what the engine says
+    batch = table.batch().with_tokens(rollout_log_probs=table.ref[table.mask])
+
+    def ours(**settings: Any) -> Tensor:
+        return correct(torch.ones_like(d[table.mask]), table.old[table.mask], batch, CorrectionConfig(**settings))[0]
+
+    for what, found, level, threshold in (
+        ("token weights, truncated", ours(weight="token", high=1.2), "token", 1.2),
+        ("token weights, band", ours(weight="token", beyond="mask", low=0.8, high=1.2), "token", "0.8_1.2"),
+        ("sequence weights, truncated", ours(weight="sequence", high=1.2), "sequence", 1.2),
+    ):
+        wanted = helper.compute_rollout_correction_weights(d, mask, level, threshold)[0][table.mask]
+        yield f"correction: {what}", "compute_rollout_correction_weights", _apart(found, wanted), ""
+    for name, above, option, threshold in (
+        ("mean_k1", 0.1, "seq_mean_k1", f"{np.exp(-0.1)}_{np.exp(0.1)}"),
+        ("mean_k3", 0.04, "seq_mean_k3", "0.04"),
+        ("max_k3", 0.1, "seq_max_k3", "0.1"),
+    ):
+        found = ours(reject=name, reject_above=above)
+        assert 0 < float(found.mean()) < 1, "some are rejected, some are not"
+        wanted = helper.compute_rollout_rejection_mask(d, mask, option, threshold)[0][table.mask]
+        yield f"correction: rejected by {name}", "compute_rollout_rejection_mask", _apart(found, wanted), ""
+
 
 def with_trl(table: Table) -> Iterator[Row]:
     trainer: Any = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
@@ -195,6 +262,62 @@ def with_trl(table: Table) -> Iterator[Row]:
         level = f", {settings['importance_sampling_level']} level" if "importance_sampling_level" in settings else ""
         name = type(algorithm).__name__
         yield _loss(name, f"GRPOTrainer(loss_type={what}{level})", (value, gradient), wanted, why)
+    yield _of_scores(table)
+    yield _of_preferences(table)
+
+
+def _of_scores(table: Table) -> Row:
+    """Bradley-Terry on scores of whole responses."""
+    trainer: Any = importlib.import_module("trl.trainer.reward_trainer").RewardTrainer
+    scores = table.reward.clone().requires_grad_()
+    found = _logistic(table, RewardModel(RewardModel.Config()), scores, scores)
+    state = SimpleNamespace(**_QUIET, args=SimpleNamespace(center_rewards_coefficient=None))
+    wanted = trainer.compute_loss(state, lambda **_: SimpleNamespace(logits=scores[:, None]), {})
+    wanted = wanted.detach(), torch.autograd.grad(wanted, scores)[0]
+    return _loss("RewardModel", "RewardTrainer.compute_loss", found, wanted)
+
+
+def _of_preferences(table: Table) -> Row:
+    """DPO on log-probs of two models."""
+    trainer: Any = importlib.import_module("trl.trainer.dpo_trainer").DPOTrainer
+    new, padded = table.new.clone().requires_grad_(), torch.zeros(ROWS, TOKENS)
+    gap = torch.where(table.mask, new - table.ref, 0.0).sum(1)
+    found = _logistic(table, DPO(DPO.Config()), 0.1 * gap, new)
+    ways = {"f_divergence_type": "reverse_kl", "loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.1}
+    ways |= {"aux_loss_enabled": False, "ld_alpha": None, "precompute_ref_logps": True, "use_weighting": False}
+    references = torch.where(table.mask, table.ref, 0.0).sum(1).chunk(2)
+    inputs = {
+        "input_ids": torch.zeros(ROWS, 1 + TOKENS, dtype=torch.int64),
+        "completion_mask": torch.nn.functional.pad(table.mask.long(), (1, 0)),
+        "ref_chosen_logps": references[0],
+        "ref_rejected_logps": references[1],
+    }
+    outputs = SimpleNamespace(
+        log_probs=torch.where(table.mask, new, 0.0), entropy=padded, mean_logits=padded, is_top1=padded.bool()
+    )
+    wanted = trainer._compute_loss(SimpleNamespace(**_QUIET, **ways), lambda **_: outputs, inputs, False)
+    wanted = wanted.detach(), torch.autograd.grad(wanted, new)[0]
+    return _loss("DPO", "DPOTrainer(loss_type=sigmoid)", found, wanted)
+
+
+_QUIET: dict[str, Any] = {
+    "model": SimpleNamespace(training=False),
+    "accelerator": SimpleNamespace(
+        device="cpu", gather=lambda value: value.reshape(-1), gather_for_metrics=lambda value: value.reshape(-1)
+    ),
+    "_metrics": {"eval": defaultdict(list)},
+    "_total_train_tokens": 0,
+}
+"""What TRL's trainers need to tell their metrics."""
+
+
+def _logistic(table: Table, algorithm: Any, x: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient of a loss of pairs; TRL has the chosen ones first, rlcore has the two of a pair side by side."""
+    order = torch.arange(ROWS).reshape(2, -1).T.reshape(-1)
+    margin = (x[: ROWS // 2] - x[ROWS // 2 :]).detach().repeat_interleave(2)
+    batch = table.batch().with_rows(margin=margin, sign=torch.tensor([1.0, -1.0]).repeat(ROWS // 2))
+    value = reduce_terms(algorithm.logistic(x[order], batch), batch, count(table.lengths))
+    return value.detach(), torch.autograd.grad(value, leaf, retain_graph=True)[0]
 
 
 def _trl_loss(trainer: Any, table: Table, new: Tensor, loss_type: str, settings: dict[str, Any]) -> Tensor:
