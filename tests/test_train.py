@@ -139,6 +139,34 @@ def test_an_error_of_the_next_step_does_not_cost_the_checkpoint_that_is_being_wr
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_a_reward_that_raises_costs_no_step_before_it(tmp_path, runtime):
+    """Mended, the run goes on where it was, and learns what it had learned without the fault."""
+    code = """
+from pathlib import Path
+from rlcore import hookimpl
+FLAG = Path(__file__).with_name("flag")
+def score(completion, digits):
+    assert not FLAG.exists(), "not today"
+    return float(completion[:1] == min(digits))
+class Ends:
+    @hookimpl
+    def rlcore_step_end(self, run, step, metrics):
+        if step == 2:
+            FLAG.write_text("")
+"""
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    mine = [f"reward={file}:score", "reward.on_error=raise", f"runtime={runtime}"]
+    train(small_run(tmp_path / "whole", *mine, steps=4), dry_run=False)
+    with pytest.raises(RunError, match="not today"):
+        train(small_run(tmp_path / "cut", *mine, f"plugins.hooks=['{file}:Ends']", steps=4), dry_run=False)
+    (tmp_path / "flag").unlink()
+    assert [path.name for path in (tmp_path / "cut" / "r" / "checkpoints").iterdir()] == ["step_000002"]
+    train(small_run(tmp_path / "cut", *mine, steps=4), dry_run=False)
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+
+
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
     more = ["checkpoint.every_steps=2", "algorithm.minibatches=1", f"backend={FAULTS}:{fault}"]

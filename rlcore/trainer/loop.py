@@ -46,9 +46,11 @@ def step(run: Run) -> dict[str, float]:
     clock = Clock()
     run.hooks.step_start(run=run, step=number)
     run.positions = []
+    run.collecting = True
     prompts = run.next_prompts(run.config.trainer.prompts_per_step)
     experience = run.algorithm.collect(run.roles, prompts)
     run.loader.finish(run.positions)
+    run.collecting = False
     learned = run.algorithm.update(run.roles, experience)
     run.roles.sync(version=number)
     metrics = values(learned | run.roles.take_metrics())
@@ -107,10 +109,12 @@ def complete(run: Run) -> None:
 
 
 def _complete_after(run: Run, error: BaseException) -> None:
-    """An error of a later step is no reason to lose a checkpoint, unless the hosts that write it may be gone."""
+    """An error of a later step is no reason to lose what was learned before, unless the hosts that write it may be gone."""
     if not isinstance(error, Exception) or isinstance(error, InfrastructureError):
         return
     try:
+        if run.collecting and run.counters.step:
+            save(run)
         complete(run)
     except RunError as second:
         error.add_note(f"besides: {second}")

@@ -62,6 +62,8 @@ class Run:
     counters: Counters = field(default_factory=Counters)
     positions: list[int] = field(default_factory=list)
     """In the ledger, of the prompts of this step."""
+    collecting: bool = False
+    """A step has begun and changed no model yet."""
     scored: Batch | None = None
     """The samples of this step, as scored, before any was dropped."""
     warned_of_gap: bool = False
