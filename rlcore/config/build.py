@@ -147,7 +147,7 @@ def _literal(allowed: tuple[Any, ...], value: Any, key: str) -> Any:
         return value
     hint = did_you_mean(str(value), [str(item) for item in allowed])
     raise ConfigError(
-        f"{key}: expected one of {', '.join(map(str, allowed))}; got {value!r}.{hint}\nType  {key}={allowed[0]}"
+        f"{key}: expected one of {', '.join(map(str, allowed))}; got {value!r}.{hint}\n{_line(key, allowed[0])}"
     )
 
 
@@ -201,7 +201,7 @@ def _check_keys(given: Mapping[Any, Any] | Sequence[Any], known: list[str], key:
         if name not in known:
             where = f"Settings of {key}" if key else "Settings"
             raise ConfigError(
-                f"{_join(key, str(name))}: no such setting.{did_you_mean(str(name), known)}\n{where}: {', '.join(known)}."
+                f"{_join(key, str(name))}: no such setting.{did_you_mean(str(name), known)}\n{where}: {', '.join(known) or 'none'}."
             )
 
 
@@ -209,7 +209,8 @@ def _missing(kind: Any, key: str) -> Any:
     """A section of which nothing is given may still have all it needs."""
     if is_dataclass(kind) and kind not in (Choice, RewardItem):
         return build(cast(Any, kind), {}, key)
-    raise ConfigError(f"{key} is required\nType  {_REQUIRED.get(key) or f'{key}={_example(kind, MISSING)}'}")
+    own = f"Type  {_REQUIRED[key]}" if key in _REQUIRED else _line(key, _example(kind, MISSING))
+    raise ConfigError(f"{key} is required\n{own}")
 
 
 def _construct(cls: type[T], values: dict[str, Any], key: str) -> T:
@@ -224,11 +225,16 @@ def _construct(cls: type[T], values: dict[str, Any], key: str) -> T:
 
 def _mismatch(expected: str, kind: Any, value: Any, key: str, default: Any) -> ConfigError:
     shown = "nothing (null)" if value is None else repr(value)
-    example = _example(kind, default)
-    setting, item, _ = key.partition("[")  # one item of a list is not a setting of its own
-    return ConfigError(
-        f"{key}: expected {expected}, got {shown}\nType  {setting}={f'[{example},…]' if item else example}"
-    )
+    return ConfigError(f"{key}: expected {expected}, got {shown}\n{_line(key, _example(kind, default))}")
+
+
+def _line(key: str, example: object) -> str:
+    """What to type; one item of a list is not a setting of its own."""
+    setting, item, rest = key.partition("[")
+    _, _, field = rest.partition("].")
+    if item:
+        example = f"'[{{name: NAME, {field}: {example}}}]'" if field else f"[{example},…]"
+    return f"Type  {setting}={example}"
 
 
 def _example(kind: Any, default: Any) -> str:

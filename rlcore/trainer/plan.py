@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.config.build import build_plugin
+from rlcore.config.build import build, build_plugin
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.data.loader import PromptLoader
 from rlcore.errors import ConfigError, ModelError, did_you_mean
@@ -279,8 +279,12 @@ def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
             "no reward is chosen.\nType  reward=exact_match  or  reward=my_rewards.py:score   (rlcore list-plugins --kind reward)"
         )
     specs: list[RewardSpec] = []
-    for item in items:
+    for index, item in enumerate(items):
         resolved = resolve("reward", item.name)
+        kind: Any = getattr(resolved.object, "Config", None)
+        if kind is not None:  # names are checked, with more words, where the reward is made
+            known = {name: value for name, value in item.options.items() if name in kind.__dataclass_fields__}
+            build(kind, known, f"reward.items[{index}]")
         twins = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
         name = f"{resolved.name}#{twins + 1}" if twins else resolved.name
         specs.append(RewardSpec(name, resolved.target, dict(item.options), item.weight, item.relative))
