@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -30,6 +31,52 @@ class TestPython(RewardContract):
 
 def run(code, tests="assert True", **options):
     return Python(PythonConfig(**({"timeout_s": 3.0} | options)))(f"```python\n{code}\n```", tests=tests)
+
+
+ECHO = [{"input": "4\n", "output": "5"}]
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        ("from __future__ import annotations\ndef f(x: Later): return x * x", "assert f(3) == 9"),
+        (
+            "import sys\ndef main():\n    print(int(input()) + 1)\nif __name__ == '__main__':\n    sys.exit(main())",
+            ECHO,
+        ),
+        ("print(int(input()) + 1)\nexit()", ECHO),
+        ("import sys\nprint('debug', file=sys.stderr)\nprint(int(input()) + 1)", ECHO),
+        ("import re\nprint(int(re.findall('\\d', input())[0]) + 1)", ECHO),
+    ],
+    ids=["future", "exit", "exit of site", "stderr", "a warning"],
+)
+def test_right_answers_of_any_style_pass(code, tests):
+    assert run(code, tests).value == 1.0
+
+
+@pytest.mark.parametrize("end", ["raise ValueError", "import sys; sys.exit(3)", "import os; os._exit(1)"])
+def test_a_program_that_fails_after_its_output_does_not_pass(end):
+    assert run(f"print(5, flush=True)\n{end}", ECHO).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for name in os.listdir('.'): os.remove(name)",
+        "[os.remove(it) for it in os.listdir('.')]; os.mkfifo('output')",
+        "[os.remove(it) for it in os.listdir('.')]; os.symlink('/dev/zero', 'output')",
+        "os.rmdir(os.getcwd())",
+        "os.mkdir('d'); os.chmod('d', 0); os.chmod('.', 0)",
+        "[(os.mkdir('d'), os.chdir('d')) for _ in range(3000)]",
+    ],
+)
+def test_a_program_that_tidies_up_its_directory_gets_its_verdict_and_leaves_nothing(code, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    found = run(f"import os\ntry:\n    {code}\nexcept OSError:\n    pass")
+
+    assert found.value == 1.0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_share_of_the_tests():

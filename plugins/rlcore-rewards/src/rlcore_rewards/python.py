@@ -2,7 +2,7 @@
 
 A column of the data holds the tests of a row, in one of two forms:
     a text or a list of texts         code that runs after the answer and raises when it is wrong: "assert f(2) == 4"
-    a list of {input, output}         what the program reads from stdin, and what it has to print
+    a list of {input, output}         what the program reads from stdin, and what it has to print before it exits with 0
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,13 @@ from rlcore_rewards import sandbox
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _GRACE_S = 10.0
+_TEST = """\
+import os as _os; _os.unlink(__file__)
+exec(compile(open({answer!r}, encoding="utf-8").read(), {answer!r}, "exec"))
+exec(compile({tail!r}, "tests", "exec"))
+print({word!r}, end="", flush=True)
+"""
+"""Its own file is gone when the answer runs, which is a file of its own so that it may begin with any statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,27 +88,36 @@ class Python:
 
     def _run(self, code: str, tail: str, given: str, wanted: str | None) -> tuple[bool, bool]:
         """(passed, took too long) of one test."""
-        word = secrets.token_hex(16)  # said last: to exit before the tests is no way to pass them
-        program = f"import os as _os; _os.unlink(__file__)\n{code}\n\n{tail}\n"
-        program += f"print({word!r}, end='', flush=True)\n"
-        with tempfile.TemporaryDirectory(prefix="rlcore-python-") as directory:
-            home = Path(directory)
-            for name, content in (("program.py", program), ("input", given), ("output", "")):
-                (home / name).write_text(content, encoding="utf-8", errors="replace")
-            end = self._launch(home)
-            output = (home / "output").read_text(encoding="utf-8", errors="replace")
+        word = secrets.token_hex(16)  # said after code that tests: to exit before it is no way to pass
+        home = Path(tempfile.mkdtemp(prefix="rlcore-python-"))
+        try:
+            (home / "answer.py").write_text(code, encoding="utf-8", errors="replace")
+            test = _TEST.format(answer=str(home / "answer.py"), tail=tail, word=word)
+            (home / "test.py").write_text(test, encoding="utf-8", errors="replace")
+            program = home / ("answer.py" if wanted is not None else "test.py")
+            with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as written:  # files without a name
+                read.write(given.encode(errors="replace"))
+                read.seek(0)
+                end = self._launch(home, program, read.fileno(), written.fileno())
+                written.seek(0)
+                said = written.read(self._config.file_mb * 2**20).decode(errors="replace")
+        finally:
+            _remove(home)
         if end["failed"]:
             raise InfrastructureError(f"no program can be started: {end['failed']}\nUse reward=remote instead.")
-        if end["late"] or not output.endswith(word):
-            return False, bool(end["late"])
-        return wanted is None or _lines(output.removesuffix(word)) == _lines(wanted), False
+        if end["late"]:
+            return False, True
+        if wanted is None:
+            return said.endswith(word), False
+        return end["status"] == 0 and _lines(said) == _lines(wanted), False
 
-    def _launch(self, home: Path) -> dict[str, Any]:
+    def _launch(self, home: Path, program: Path, read: int, written: int) -> dict[str, Any]:
+        """Run a program in its directory, with files as its stdin and stdout."""
         config = self._config
         spec = {
-            "program": str(home / "program.py"),
-            "input": str(home / "input"),
-            "output": str(home / "output"),
+            "program": str(program),
+            "input": read,
+            "output": written,
             "wall_s": config.timeout_s,
             "cpu_s": config.cpu_s,
             "memory_bytes": config.memory_mb * 2**20,
@@ -114,6 +131,7 @@ class Python:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pass_fds=(read, written),
             start_new_session=True,
         )
         try:
@@ -139,6 +157,14 @@ def extract(completion: str) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return completion if completion.strip() else None
+
+
+def _remove(home: Path) -> None:
+    """Whatever the program has left there."""
+    try:
+        shutil.rmtree(home, ignore_errors=True)
+    except RecursionError:  # directories in directories
+        subprocess.run(["rm", "-rf", "--", str(home)], check=False, timeout=60)
 
 
 def _cases(tests: Any, column: str) -> list[tuple[str, str, str | None]]:

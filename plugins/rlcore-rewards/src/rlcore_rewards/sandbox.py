@@ -96,9 +96,9 @@ def main(text: str) -> None:
 def _become(spec: dict[str, Any], libc: ctypes.CDLL, tell: int) -> None:
     """In the child: limits, filter, and then the program. Never returns; what fails before the program is told."""
     try:
-        os.dup2(os.open(spec["input"], os.O_RDONLY), 0)
-        os.dup2(os.open(spec["output"], os.O_WRONLY), 1)
-        os.dup2(1, 2)
+        for source, place in ((spec["input"], 0), (spec["output"], 1), (os.open(os.devnull, os.O_WRONLY), 2)):
+            os.dup2(source, place)
+            os.close(source)
         limits = {
             resource.RLIMIT_CPU: spec["cpu_s"],
             resource.RLIMIT_AS: spec["memory_bytes"],
