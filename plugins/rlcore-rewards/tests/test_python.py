@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,40 @@ REFUSED = {
     "kill": "import os; os.kill(os.getppid(), 9)",
     "a session": "import os; os.setsid()",
     "a group": "import os; os.setpgid(0, 0)",
+    "limits of another": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+}
+SYSTEM_CALL = (
+    "import ctypes, os; libc, pid = ctypes.CDLL(None, use_errno=True), os.getppid()\n"
+    "    if libc.syscall({number}, pid, {rest}) == -1 and ctypes.get_errno() == 1: raise PermissionError"
+)
+NUMBERS = {
+    "x86_64": {"tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297},
+    "aarch64": {"tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240},
+}
+"""As the kernel's unistd.h has them."""
+ARGUMENTS = {"tkill": "0", "tgkill": "pid, 0", "rt_sigqueueinfo": "0, None", "rt_tgsigqueueinfo": "pid, 0, None"}
+REFUSED |= {
+    name: SYSTEM_CALL.format(number=number, rest=ARGUMENTS[name])
+    for name, number in NUMBERS.get(platform.machine(), {}).items()
+}
+OWN = {
+    "its own limits": "import resource; resource.setrlimit(resource.RLIMIT_STACK, resource.prlimit(0, resource.RLIMIT_STACK))",
+    "nowhere": "import subprocess; subprocess.run(['true'], stdout=subprocess.DEVNULL, check=True)",
+    "its directory": "import os; os.mkdir('a'); open('a/b', 'w').write('x'); os.rename('a/b', 'b'); os.truncate('b', 0); os.remove('b')",
+    "temporary files": "import tempfile; tempfile.TemporaryDirectory().cleanup(); tempfile.NamedTemporaryFile().write(b'x')",
+    "threads": "import threading; it = threading.Thread(target=int); it.start(); it.join()",
+}
+OUTSIDE = {
+    "removes": "os.remove('{dir}/victim')",
+    "removes all": "import shutil; shutil.rmtree('{dir}')",
+    "writes": "open('{dir}/victim', 'a').write('x')",
+    "truncates": "os.truncate('{dir}/victim', 0)",
+    "creates": "open('{dir}/new', 'w')",
+    "makes a directory": "os.mkdir('{dir}/d')",
+    "renames": "os.rename('{dir}/victim', '{dir}/v')",
+    "takes away": "os.rename('{dir}/victim', 'v')",
+    "by a link": "os.symlink('{dir}/victim', 'l'); open('l', 'w')",
+    "by a child": "import subprocess; subprocess.run(['rm', '{dir}/victim'], check=True)",
 }
 
 
@@ -136,6 +171,49 @@ def test_what_is_refused_is_an_error_in_the_program(code):
     body = f"try:\n    {code}\nexcept Exception as error:\n    said = repr(error)\nelse:\n    said = ''"
 
     assert run(body, "assert said").value == 1.0
+
+
+@pytest.mark.parametrize("code", OWN.values(), ids=OWN)
+def test_what_is_its_own_is_allowed(code):
+    assert run(code).value == 1.0
+
+
+@pytest.mark.skipif(bool(sandbox.lacks()), reason=f"without {sandbox.lacks()}")
+@pytest.mark.parametrize("code", OUTSIDE.values(), ids=OUTSIDE)
+def test_files_outside_its_directory_stay_as_they_are(code, tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    body = f"import os\ntry:\n    {code.format(dir=tmp_path)}\nexcept Exception as error:\n    said = repr(error)"
+
+    assert run(body, "assert said").value == 1.0
+    assert [(it.name, it.read_text()) for it in tmp_path.iterdir()] == [("victim", "mine")]
+
+
+@pytest.mark.skipif(bool(sandbox.lacks()), reason=f"without {sandbox.lacks()}")
+@pytest.mark.parametrize(
+    ("each", "count", "limits", "over"),
+    [
+        ("time.sleep(60)", 40, {}, 1.0),
+        ("time.sleep(0.3)", 10, {}, 0.0),
+        ("x = b'1' * 60_000_000; time.sleep(60)", 6, {"memory_mb": 200}, 1.0),
+    ],
+    ids=["many", "some", "large"],
+)
+def test_processes_are_bounded_together(each, count, limits, over):
+    code = f"import os, time\nfor _ in range({count}):\n    if os.fork() == 0:\n        {each}\n        os._exit(0)\n"
+    code += f"for _ in range({count}): os.wait()"
+    start = time.monotonic()
+    found = run(code, timeout_s=8.0, **limits)
+
+    assert (found.value, found.metrics["overruns"], found.metrics["timeouts"]) == (1.0 - over, over, 0.0)
+    assert time.monotonic() - start < 8.0
+
+
+def test_what_a_machine_lacks_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(sandbox, "landlock", lambda libc: -1)
+
+    Python(PythonConfig())
+
+    assert "this machine has no Landlock (Linux 5.13): programs write and remove what you may" in caplog.text
 
 
 def test_a_kernel_that_takes_no_filter_is_an_error_and_not_a_wrong_answer(monkeypatch, tmp_path):
@@ -230,7 +308,7 @@ def test_a_machine_that_cannot_is_refused_at_the_start(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"timeout_s": 0}, {"memory_mb": 1}, {"cpu_s": 0}, {"file_mb": 0}, {"score": "some"}]
+    "options", [{"timeout_s": 0}, {"memory_mb": 1}, {"cpu_s": 0}, {"file_mb": 0}, {"processes": 0}, {"score": "some"}]
 )
 def test_limits_that_bound_nothing_are_refused(options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))}: expected"):

@@ -8,6 +8,7 @@ A column of the data holds the tests of a row, in one of two forms:
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -24,6 +25,7 @@ from rlcore.errors import ConfigError, InfrastructureError, SampleError, require
 from rlcore.protocols.reward import RewardResult
 from rlcore_rewards import sandbox
 
+_log = logging.getLogger(__name__)
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _GRACE_S = 10.0
 _TEST = """\
@@ -46,7 +48,9 @@ class PythonConfig:
     cpu_s: int = 5
     """For one test, of a processor, of each process."""
     memory_mb: int = 512
-    """Address space of each process."""
+    """Address space of each process, and what is resident in all of them together."""
+    processes: int = 32
+    """At once, of one test."""
     file_mb: int = 16
     """Largest file that it may write, its output included."""
     score: Literal["all", "share"] = "all"
@@ -56,6 +60,7 @@ class PythonConfig:
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 5.0)
         require(self.cpu_s >= 1, "cpu_s", "1 or more", self.cpu_s, 5)
         require(self.memory_mb >= 64, "memory_mb", "64 or more", self.memory_mb, 512)
+        require(self.processes >= 1, "processes", "1 or more", self.processes, 32)
         require(self.file_mb >= 1, "file_mb", "1 or more", self.file_mb, 16)
         require(self.score in ("all", "share"), "score", "all or share", self.score, "all")
 
@@ -71,23 +76,26 @@ class Python:
     def __init__(self, config: PythonConfig) -> None:
         if reason := sandbox.supported():
             raise ConfigError(f"reward 'python' cannot run code on this machine: {reason}\nUse reward=remote instead.")
+        for lack in sandbox.lacks():
+            _log.warning("reward python: this machine has no %s", lack)
         self._config = config
         self.required_columns = (config.column,)
 
     def __call__(self, completion: str, **columns: Any) -> RewardResult:
         cases = _cases(columns[self._config.column], self._config.column)
         code = extract(completion)
-        passed = timeouts = 0
+        ends = []
         for tail, given, wanted in cases if code is not None else []:
-            ok, late = self._run(code or "", tail, given, wanted)
-            passed, timeouts = passed + ok, timeouts + late
-            if not ok and self._config.score == "all":
+            ends.append(self._run(code or "", tail, given, wanted))
+            if ends[-1] != "passed" and self._config.score == "all":
                 break
+        passed = ends.count("passed")
         value = passed / len(cases) if self._config.score == "share" else float(passed == len(cases))
-        return RewardResult(value, metrics={"has_code": float(code is not None), "timeouts": float(timeouts)})
+        ended = {"timeouts": float(ends.count("late")), "overruns": float(ends.count("over"))}
+        return RewardResult(value, metrics={"has_code": float(code is not None), **ended})
 
-    def _run(self, code: str, tail: str, given: str, wanted: str | None) -> tuple[bool, bool]:
-        """(passed, took too long) of one test."""
+    def _run(self, code: str, tail: str, given: str, wanted: str | None) -> Literal["passed", "failed", "late", "over"]:
+        """How one test ends; over: of the processes or the memory that it may have."""
         word = secrets.token_hex(16)  # said after code that tests: to exit before it is no way to pass
         home = Path(tempfile.mkdtemp(prefix="rlcore-python-"))
         try:
@@ -105,11 +113,11 @@ class Python:
             _remove(home)
         if end["failed"]:
             raise InfrastructureError(f"no program can be started: {end['failed']}\nUse reward=remote instead.")
-        if end["late"]:
-            return False, True
+        if end["late"] or end["over"]:
+            return "late" if end["late"] else "over"
         if wanted is None:
-            return said.endswith(word), False
-        return end["status"] == 0 and _lines(said) == _lines(wanted), False
+            return "passed" if said.endswith(word) else "failed"
+        return "passed" if end["status"] == 0 and _lines(said) == _lines(wanted) else "failed"
 
     def _launch(self, home: Path, program: Path, read: int, written: int) -> dict[str, Any]:
         """Run a program in its directory, with files as its stdin and stdout."""
@@ -121,6 +129,7 @@ class Python:
             "wall_s": config.timeout_s,
             "cpu_s": config.cpu_s,
             "memory_bytes": config.memory_mb * 2**20,
+            "processes": config.processes,
             "file_bytes": config.file_mb * 2**20,
             "variables": {"PATH": os.defpath, "HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8"},
             "parent": os.getpid(),
