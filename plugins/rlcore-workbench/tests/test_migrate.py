@@ -302,6 +302,33 @@ def test_a_launch_that_cannot_be_read_is_refused(text, words):
         read_launch(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        (
+            "python -m recipe.dapo.main_dapo data.train_files=/d extra.foo=1 hydra.run.dir=x --config-name=dapo",
+            ["extra.foo=1", "hydra.run.dir=x", "--config-name=dapo"],
+        ),
+        ("python3 my/main.py data.train_files=/d ~trainer.logger +mine.x=2", ["~trainer.logger", "+mine.x=2"]),
+        ("data.train_files=/d ~trainer.logger=1", ["~trainer.logger=1"]),
+        ('A=(data.train_files=/d\n b.c=1 )\npython -m verl.trainer.main_ppo "${A[@]}" d=2', ["b.c=1", "d=2"]),
+        ("python3 prepare.py --dir=/x\nN=2\npython3 -m verl.trainer.main_ppo trainer.nnodes=$N", []),
+    ],
+)
+def test_arguments_that_are_no_settings_of_verl_are_told(text, others):
+    done = translate(read_launch(text))
+
+    assert [line.key for line in done.of("none")] == others
+    assert all(line.answer.note for line in done.of("none"))
+    assert "$" not in str(done.settings)
+
+
+def test_another_module_than_that_of_verl_is_told():
+    done = translate(read_launch("python -m recipe.dapo.main_dapo data.train_files=/d"))
+
+    assert any(remark.startswith("recipe.dapo.main_dapo: its own defaults") for remark in done.remarks)
+
+
 def test_a_script_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UserError, match="neither a script that can be read nor a command"):
         main([str(tmp_path / "run.sh")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -104,8 +104,18 @@ def translate(launch: Launch) -> Translation:
         done.remarks.append(f"model.path is a directory; nothing is downloaded:  hf download {path} --local-dir {path}")
     done.remarks += [f"{text}: given again later, and the later one counts" for text in launch.overridden]
     done.remarks += [f"variable not known here: {text}" for text in _unknown_variables(done.settings)]
-    done.lines += [Line(text, "", Answer("none", note="no setting")) for text in launch.others]
+    if launch.module and not launch.module.startswith("verl."):
+        done.remarks.append(f"{launch.module}: its own defaults and config files are not known here, verl's are taken")
+    done.lines += [Line(text, "", Answer("none", note=_other(text))) for text in launch.others]
     return done
+
+
+def _other(text: str) -> str:
+    if text.startswith("~"):
+        return "removes a setting there; leave out the setting that it had become here"
+    if text.startswith("--config"):
+        return "what this config file sets is not read: give it as key=value"
+    return "no setting of verl"
 
 
 def answer_of(launch: Launch, key: str, value: Any) -> Answer:
@@ -165,12 +175,8 @@ def _renamed(launch: Launch) -> Launch:
         for pattern, known in _OLD_NAMES:
             name = re.sub(pattern, known, name)
         names[key] = name
-    return Launch(
-        {names[key]: value for key, value in launch.settings.items()},
-        {names[key]: text for key, text in launch.texts.items()},
-        launch.others,
-        launch.overridden,
-    )
+    settings = {names[key]: value for key, value in launch.settings.items()}
+    return replace(launch, settings=settings, texts={names[key]: text for key, text in launch.texts.items()})
 
 
 def _unknown_variables(settings: Mapping[str, Any]) -> list[str]:
