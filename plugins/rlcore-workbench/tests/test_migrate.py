@@ -9,10 +9,11 @@ import pytest
 from rlcore_workbench.migrate import command, main
 from rlcore_workbench.verl.command import parse_value, read_launch
 from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
+from rlcore_workbench.verl.loss import ESTIMATORS, LOSSES
 from rlcore_workbench.verl.translate import DEFAULTS, RULES, translate
 
 from rlcore.config.compose import PLUGIN_SECTIONS, compose
-from rlcore.errors import UserError
+from rlcore.errors import ConfigError, UserError
 
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 COMMON = f"""
@@ -277,6 +278,108 @@ def test_dynamic_sampling_and_the_overlong_buffer_choose_dapo():
 
     assert found["algorithm"] == "dapo"
     assert (found["algorithm.refill.rounds"], found["algorithm.overlong.tokens"]) == (7, 64)
+
+
+def algorithm_of(text):
+    """The config of the algorithm that comes out, as a run would build it; and the keys that have no counterpart."""
+    from rlcore.config.build import build_plugin
+    from rlcore.registry import resolve
+
+    done = translate(read_launch(text))
+    settings = {name: value for name, value in done.settings.items() if name.startswith("algorithm")}
+    words = shlex.split(command(settings).replace("\\\n", ""))[2:]
+    choice = compose(words, complete=False).config.algorithm
+    config = build_plugin("algorithm", choice, resolve("algorithm", choice.name).object)
+    return choice.name, config, [line.key for line in done.of("partly", "none")]
+
+
+GIVEN = {
+    A + "clip_ratio": 0.3, A + "clip_ratio_c": 3.0, A + "loss_agg_mode": "token-mean", A + "ppo_epochs": 1,
+    A + "ppo_mini_batch_size": 256, "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.gamma": 1.0,
+    "algorithm.filter_groups.enable": False, A + "policy_loss.kl_cov_ratio": 0.0002,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, GIVEN], ids=["its defaults", "given"])
+@pytest.mark.parametrize("loss", ["vanilla", *LOSSES])
+@pytest.mark.parametrize("estimator", ["gae", *ESTIMATORS])
+def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(estimator, loss, given):
+    pytest.importorskip("rlcore_algorithms")
+    keys = {"algorithm.adv_estimator": estimator, A + "policy_loss.loss_mode": loss, **given}
+    refused = []
+    if estimator == "gae" and loss != "vanilla":
+        refused, loss = [A + "policy_loss.loss_mode"], "vanilla"
+    elif estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean"):
+        refused = ["algorithm.adv_estimator"]
+    if loss == "gspo" and given:
+        refused.append(A + "loss_agg_mode")
+
+    name, config, told = algorithm_of(" ".join(f"{key}={value}" for key, value in keys.items()))
+
+    assert told == refused
+    if loss != "vanilla":
+        assert name == LOSSES[loss]
+    if name not in ("grpo", "ppo") and "algorithm.adv_estimator" not in refused:
+        assert config.estimator == ESTIMATORS[estimator]
+    if loss not in ("sapo", "gpg", "kl_cov"):
+        assert (config.clip_low, config.clip_high) == ((0.3, 0.3) if given else (0.2, 0.2))
+    assert config.dual_clip == (3.0 if loss == "vanilla" else 0.0)
+    assert config.average == ("seq-mean-token-mean" if loss in ("gspo", "sapo", "geo_mean") else "token-mean")
+    assert config.minibatches == 4
+    if loss == "kl_cov":
+        assert (config.share, config.penalty) == (0.0002, 0.1)
+
+
+def test_a_default_that_the_algorithm_refuses_is_told():
+    done = translate(read_launch(f"algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=gspo"))
+
+    (line,) = [line for line in done.lines if line.key == A + "loss_agg_mode"]
+    assert not line.given
+    assert line.answer.note.startswith("algorithm=gspo refuses it: algorithm.average: expected seq-mean-token-mean")
+    assert "algorithm.average" not in done.settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rollout_is=token", ("token", "truncate", 0.0, 2.0, "none")),
+        ("rollout_is=sequence {C}rollout_is_threshold=5", ("sequence", "truncate", 0.0, 5.0, "none")),
+        ("rollout_is=token {C}rollout_is_threshold=0.5_5.0", ("token", "mask", 0.5, 5.0, "none")),
+        ("rollout_is=token {C}rollout_is_threshold=0.5_5", ("token", "mask", 0.5, 5.0, "none")),
+        ("rollout_rs=seq_mean_k3 {C}rollout_rs_threshold=0.01", ("none", "truncate", 0.0, 2.0, "mean_k3")),
+        ("rollout_rs=seq_mean_k1 {C}rollout_rs_threshold=0.99_1.01", ("none", "truncate", 0.0, 2.0, "mean_k1")),
+    ],
+)
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo"])
+def test_a_correction_there_is_one_here(estimator, text, expected):
+    pytest.importorskip("rlcore_algorithms")
+    prefix = "algorithm.rollout_correction."
+
+    name, config, told = algorithm_of(f"algorithm.adv_estimator={estimator} {prefix}{text.format(C=prefix)}")
+
+    assert name == {"grpo": "dapo", "gae": "dual_clip_ppo", "rloo": "rloo"}[estimator]
+    correction = config.correction
+    found = (correction.weight, correction.beyond, correction.low, correction.high, correction.reject)
+    assert found == expected
+    assert told == ([prefix + "rollout_rs"] if "rollout_rs" in text else [])
+    if "k3" in text:
+        assert correction.reject_above == 0.01
+    if name == "dapo":
+        assert (config.refill.rounds, config.clip_high) == (0, 0.2)
+
+
+def test_an_algorithm_that_is_not_installed_is_translated_and_told(monkeypatch):
+    from rlcore_workbench.verl import accepted
+
+    def resolve(kind, name):
+        raise ConfigError(f"no {kind} named '{name}'\nType …")
+
+    monkeypatch.setattr(accepted, "resolve", resolve)
+
+    done = translate(read_launch("algorithm.adv_estimator=rloo data.train_files=/d"))
+
+    assert done.settings["algorithm"] == "rloo"
+    assert "the settings of algorithm rloo have not been checked: no algorithm named 'rloo'" in done.remarks
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The table of `rlcore migrate` for verl's keys that stand for themselves; those that hang together are in rules.py.
+"""The keys of verl that stand for themselves, for `rlcore migrate`; those that hang together are in loss.py and run.py.
 
 A key is in one of three tables: it is another setting here (SAME), it needs none (ALWAYS), or there is nothing like it
 (NONE). Patterns are those of fnmatch; the first that fits counts.
@@ -49,9 +49,6 @@ SAME: dict[str, tuple[str, Callable[[Any], Any]]] = {
     _A + "optim.clip_grad": ("optimizer.clip_grad_norm", float),
     _A + "ppo_epochs": ("algorithm.epochs", _same),
     _A + "entropy_coeff": ("algorithm.entropy_coefficient", float),
-    _A + "clip_ratio_low": ("algorithm.clip_low", float),
-    _A + "clip_ratio_high": ("algorithm.clip_high", float),
-    _A + "clip_ratio_c": ("algorithm.dual_clip", float),
     _A + "ulysses_sequence_parallel_size": ("backend.context_parallel", _same),
     _A + _F + "reshard_after_forward": ("backend.reshard_after_forward", _same),
     _R + "n": ("sampling.samples_per_prompt", _same),
@@ -152,7 +149,6 @@ NONE: dict[str, str] = {
     _R + "data_parallel_size": "one engine for every rollout.tensor_parallel devices of the pool",
     _R + "val_kwargs.top_p": "evaluation samples from the whole distribution",
     _R + "val_kwargs.top_k": "evaluation samples from the whole distribution",
-    "algorithm.rollout_correction.*": "see the settings of the algorithm:  rlcore config algorithm=NAME",
     "algorithm.pf_ppo.*": "there is no such filter",
     "distillation.*": "a teacher is a setting of its algorithm:  rlcore config algorithm=distillation",
     "reward_model.*": "rewards are functions; a model behind a server is called from one",

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rlcore.errors import did_you_mean
+from rlcore.errors import UserError, did_you_mean
 from rlcore_workbench.verl import loss, run
+from rlcore_workbench.verl.accepted import SECTION, Accepted, of_algorithm
 from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, ROLLOUT, Answer, Rule
 from rlcore_workbench.verl.command import Launch
 from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
@@ -26,7 +27,11 @@ _OLD_NAMES = (
 DEFAULTS: Mapping[str, Any] = {
     ESTIMATOR: "gae",
     ACTOR + "strategy": "fsdp",
+    ACTOR + "clip_ratio": 0.2,
     ACTOR + "clip_ratio_c": 3.0,
+    ACTOR + "loss_agg_mode": "token-mean",
+    ACTOR + "policy_loss.kl_cov_ratio": 0.0002,
+    ACTOR + "policy_loss.ppo_kl_coef": 0.1,
     ACTOR + "optim.weight_decay": 0.01,
     BATCH: 1024,
     MINI: 256,
@@ -89,6 +94,7 @@ def translate(launch: Launch) -> Translation:
             new = tuple(pair for pair in answer.settings if pair[0] not in done.settings)
             if new or answer.how == "partly":
                 _add(done, sources, Line(key, str(value), Answer(answer.how, new, answer.note), given=False))
+    _ask_the_algorithm(done)
     for setting, value in _FIXED:
         done.settings.setdefault(setting, value)
     if "reward" not in done.settings:
@@ -165,6 +171,33 @@ def _add(done: Translation, sources: dict[str, str], line: Line) -> None:
         done.settings[setting] = value
         sources.setdefault(setting, line.key)
     done.lines.append(line)
+
+
+def _ask_the_algorithm(done: Translation) -> None:
+    """What it refuses is taken back and told; a default of verl that is its own, too, needs no word."""
+    name = done.settings.get("algorithm", "grpo")
+    try:
+        algorithm = Accepted(name)
+    except UserError as error:
+        done.remarks.append(f"the settings of algorithm {name} have not been checked: {str(error).splitlines()[0]}")
+        return
+    reasons = algorithm.offer_all([of_algorithm(line.answer.settings) for line in done.lines])
+    lines = []
+    for line, reason in zip(done.lines, reasons, strict=True):
+        settings, own = line.answer.settings, of_algorithm(line.answer.settings)
+        if reason:
+            settings = tuple(pair for pair in settings if pair[0].removeprefix(SECTION) not in own)
+            note = f"algorithm={name} refuses it: {reason}"
+            line = replace(line, answer=Answer("partly" if settings else "none", settings, note))
+        elif not line.given and own:
+            settings = tuple(pair for pair in settings if algorithm.own.get(pair[0].removeprefix(SECTION)) != pair[1])
+            if not settings:
+                continue
+            line = replace(line, answer=replace(line.answer, settings=settings))
+        lines.append(line)
+    done.lines = lines
+    kept = {setting for line in lines for setting, _ in line.answer.settings}
+    done.settings = {setting: value for setting, value in done.settings.items() if setting in kept}
 
 
 def _renamed(launch: Launch) -> Launch:
