@@ -230,7 +230,12 @@ def test_the_settings_of_the_algorithm_are_those_of_its_config(estimator):
         ("trainer.total_epochs=3 trainer.total_training_steps=9", "trainer.total_epochs", "always", "decides"),
         ("trainer.logger=[console,mlflow]", "trainer.logger", "partly", "no tracker for mlflow"),
         (f"{R}val_kwargs.temperature=0.6", R + "val_kwargs.temperature", "always", "evaluation is greedy"),
-        (f"{R}free_cache_engine=True", R + "free_cache_engine", "none", "keeps its memory"),
+        (f"{R}free_cache_engine=True", R + "free_cache_engine", "always", "take_turns=auto"),
+        (f"{R}multi_turn.enable=True", R + "multi_turn.enable", "none", "environment=FILE.py:NAME"),
+        (f"{R}multi_turn.tool_config_path=t.yaml", R + "multi_turn.tool_config_path", "none", "typed functions"),
+        (f"{R}agent.default_agent_loop=a", R + "agent.default_agent_loop", "none", "environment=FILE.py:NAME"),
+        ("reward_model.enable=True", "reward_model.enable", "partly", "algorithm=reward_model writes it"),
+        ("reward_model.input_tokenizer=/t", "reward_model.input_tokenizer", "none", "reward=judge or remote"),
         (f"{R}name=hf {R}gpu_memory_utilization=0.6", R + "gpu_memory_utilization", "always", "engine hf"),
         ("trainer.val_before_train=False", "trainer.val_before_train", "none", "always made"),
         ("reward.reward_manager.name=prime", "reward_model.reward_manager", "always", "num_processes"),
@@ -244,6 +249,23 @@ def test_what_has_no_counterpart_says_why(text, key, how, words):
 
     assert answer.how == how
     assert words in answer.note
+
+
+def test_conversations_and_reward_models_have_settings():
+    found = settings_of(
+        f"{R}multi_turn.enable=True {R}multi_turn.max_assistant_turns=4 {R}free_cache_engine=False"
+        " reward_model.enable=True reward_model.model.path=/rm"
+    )
+
+    assert (found["episode.max_turns"], found["take_turns"]) == (4, "never")
+    assert (found["reward"], found["reward.model"]) == ("model", "/rm")
+    config = compose(["reward=model", "reward.model=/rm"], complete=False).config
+    assert ([item.name for item in config.reward.items], config.reward.model) == (["model"], "/rm")
+
+
+@pytest.mark.parametrize("table", [ALWAYS, NONE])
+def test_no_note_speaks_of_a_version(table):
+    assert [note for note in table.values() if "this version" in note] == []
 
 
 def test_two_keys_that_want_one_setting_differently_are_told():
