@@ -262,7 +262,7 @@ def _rejection(launch: Launch, value: Any) -> Answer:
     if name is None:
         return Answer("none", note="responses are rejected by one of mean_k1, mean_k3, max_k3")
     low, _, high = launch.texts.get(CORRECTION + "rollout_rs_threshold", "").strip("\"'").rpartition("_")
-    above, note = float(high), "k3 is of the inverse ratio, and what is rejected still counts in the mean"
+    above, note = float(high), "what is rejected still counts in the mean"
     if name == "mean_k1":  # thresholds there are ratios
         above = min(math.log(float(high)), -math.log(float(low)) if low else math.inf)
         note = "the same bound up and down, and what is rejected still counts in the mean"
