@@ -273,11 +273,11 @@ def test_children_end_with_the_program(waits):
     assert gone(mark)
 
 
-def test_when_the_reward_process_is_killed_the_program_and_its_children_end():
+def test_when_the_reward_process_is_killed_the_program_and_its_children_end(tmp_path):
     mark = f"8{os.getpid()}.5"
     code = f"import subprocess, time; subprocess.Popen(['sleep', '{mark}']); time.sleep(60)"
     source = f"from rlcore_rewards.python import *\nPython(PythonConfig(timeout_s=50))({code!r}, tests='')"
-    reward = subprocess.Popen([sys.executable, "-c", source])
+    reward = subprocess.Popen([sys.executable, "-c", source], env={**os.environ, "TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 30
     while len(processes(mark)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
