@@ -1,4 +1,4 @@
-from example_calculator import EXAMPLES, Calculator, CalculatorConfig, calculate
+from example_calculator import EXAMPLES, Calculator, CalculatorConfig, calculate, called
 
 from rlcore.testing import EnvironmentContract
 
@@ -19,4 +19,17 @@ def test_what_is_no_arithmetic_is_told_to_the_model():
 
 
 def test_calculate():
-    assert [calculate(it) for it in ("21*34", "(3+4)*-5", "1/4")] == ["714", "-35", "0.25"]
+    assert [calculate(it) for it in ("21*34", "(3+4)*-5", "1/4", "8/4")] == ["714", "-35", "0.25", "2"]
+
+
+def test_no_digit_is_lost():
+    assert calculate("1234*5678") == "7006652"
+    assert calculate("99999999999*99999999999") == "9999999999800000000001"
+    assert float(calculate("1/3")) == 1 / 3
+
+
+def test_a_number_with_an_exponent_is_one_number():
+    said = TestCalculator().play({"prompt": "a bit", "answer": "1e-07"}, [called("1/10000000"), "1e-07"])
+
+    assert calculate("1/10000000") == "1e-07"
+    assert said.reward == 1.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 import time
 from dataclasses import dataclass, replace
 
@@ -93,6 +95,10 @@ class Counts:
                 raise ValueError("no such door")
             case "waits":
                 await asyncio.sleep(60)
+            case "swallows":
+                await stubborn(3.0)
+            case "cancels itself":
+                raise asyncio.CancelledError
             case "blocks":
                 time.sleep(1.5)
             case "exits":
@@ -112,6 +118,16 @@ class Counts:
         self.closed.append(self.prompt_id)
         if self.fault == "close":
             raise OSError("still open")
+        if self.fault == "swallows in close":
+            await stubborn(3.0)
+
+
+async def stubborn(seconds, until=lambda: False):
+    """Awaits, and goes on when it is cancelled."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not until():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.02)
 
 
 class Plain(Counts):
@@ -286,6 +302,9 @@ FAULTS = [
     ("assistant", ERROR, r"in turn 2 of prompt 2: step ends with a message of the assistant"),
     ("close", ERROR, r"in close of prompt 2: OSError: still open"),
     ("waits", TIMEOUT, r"in turn 2 of prompt 2: no answer within 0.6 s"),
+    ("cancels itself", ERROR, r"in turn 2 of prompt 2: RuntimeError: CancelledError"),
+    ("swallows", TIMEOUT, r"in turn 2 of prompt 2: it does not end when it is cancelled: let asyncio.CancelledError"),
+    ("swallows in close", ERROR, r"in close of prompt 2: it does not end when it is cancelled: let asyncio.Cancelled"),
     ("blocks", TIMEOUT, r"in turn 2 of prompt 2: it blocks at test_episodes.py:\d+ instead of awaiting"),
 ]
 
@@ -406,6 +425,23 @@ def test_what_had_not_begun_in_a_blocked_thread_is_done_in_the_next():
 
     assert isinstance(first, TimeoutError)
     assert others == [7, 7, 7]
+
+
+def test_a_call_that_never_ends_holds_neither_its_caller_nor_the_end_of_the_step():
+    release, begun = threading.Event(), time.monotonic()
+
+    async def several():
+        async with Stage(0.3) as stage:
+            calls = [asyncio.create_task(stage.call(lambda: stubborn(60.0, release.is_set))) for _ in range(2)]
+            await asyncio.wait(calls, timeout=5.0)
+            return [task.done() and str(task.exception()) for task in calls]
+
+    told = asyncio.run(several())
+    took_s = time.monotonic() - begun
+    release.set()
+
+    assert told == ["it does not end when it is cancelled: let asyncio.CancelledError through"] * 2
+    assert took_s < 5.0
 
 
 def test_one_request_that_cannot_run_does_not_take_others_with_it(fake):

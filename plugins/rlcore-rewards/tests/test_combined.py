@@ -3,6 +3,7 @@
 import pytest
 
 from rlcore.errors import ConfigError, UserError
+from rlcore.protocols.reward import RewardResult
 from rlcore.testing import RewardContract
 
 COMBINED = "rlcore_rewards.combined:Combined"
@@ -61,6 +62,34 @@ def fails(completion):
     raise KeyError("grade")
 
 
+def tells(completion):
+    return RewardResult(0.5, metrics={"words": 3.0})
+
+
+def graded(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 0.25, "acc": 1.0, "pred": "42"}
+
+
+def test_what_the_rewards_measure_is_told_with_their_names(score):
+    sample = {"completion": "42", "data_source": "d", "ground_truth": "42", "extra_info": {}}
+
+    (found,) = score(COMBINED, [sample], how="product", rewards=[f"{__file__}:tells", f"{__file__}:graded"])
+
+    assert found.value == 0.125
+    assert found.metrics == {"mine/tells": 0.5, "mine/tells/words": 3.0, "mine/graded": 0.25, "mine/graded/acc": 1.0}
+
+
+def test_a_metric_that_is_no_number_is_an_error(score):
+    (found,) = score(COMBINED, [{"completion": "x"}], how="min", rewards=[f"{__file__}:odd", f"{__file__}:tells"])
+
+    assert found.status == "error"
+    assert "metric 'words' of reward 'odd' is 'many'" in found.message
+
+
+def odd(completion):
+    return RewardResult(0.5, metrics={"words": "many"})
+
+
 def test_each_reward_is_a_metric(score):
     (found,) = score(COMBINED, [{"completion": "42", "answer": "42"}], **TestGate.options)
 
@@ -91,6 +120,18 @@ def test_one_that_fails_is_an_error_of_the_whole(score):
         ({"rewards": ["exact_match", "lenght"]}, r"no reward named 'lenght'\. Did you mean 'length'\?"),
         ({"rewards": ["exact_match", {"name": "length", "target": 3, "words": 1}]}, "words"),
         ({"rewards": ["exact_match", "regex"], "how": "median"}, "is no way to combine\nUse gate"),
+        (
+            {"rewards": [{"name": "exact_match", "weight": 0.5}, "length"]},
+            "weight: expected nothing: the gate only opens",
+        ),
+        (
+            {"rewards": ["exact_match", LENGTH], "how": "min", "threshold": 0.5},
+            "threshold: expected nothing: how=min has",
+        ),
+        (
+            {"rewards": ["exact_match", LENGTH], "how": "product", "otherwise": -1},
+            "otherwise: expected nothing: how=prod",
+        ),
     ],
 )
 def test_what_cannot_be_combined_is_refused_at_the_start(score, options, text):

@@ -2,8 +2,10 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -30,6 +32,52 @@ class TestPython(RewardContract):
 
 def run(code, tests="assert True", **options):
     return Python(PythonConfig(**({"timeout_s": 3.0} | options)))(f"```python\n{code}\n```", tests=tests)
+
+
+ECHO = [{"input": "4\n", "output": "5"}]
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        ("from __future__ import annotations\ndef f(x: Later): return x * x", "assert f(3) == 9"),
+        (
+            "import sys\ndef main():\n    print(int(input()) + 1)\nif __name__ == '__main__':\n    sys.exit(main())",
+            ECHO,
+        ),
+        ("print(int(input()) + 1)\nexit()", ECHO),
+        ("import sys\nprint('debug', file=sys.stderr)\nprint(int(input()) + 1)", ECHO),
+        ("import re\nprint(int(re.findall('\\d', input())[0]) + 1)", ECHO),
+    ],
+    ids=["future", "exit", "exit of site", "stderr", "a warning"],
+)
+def test_right_answers_of_any_style_pass(code, tests):
+    assert run(code, tests).value == 1.0
+
+
+@pytest.mark.parametrize("end", ["raise ValueError", "import sys; sys.exit(3)", "import os; os._exit(1)"])
+def test_a_program_that_fails_after_its_output_does_not_pass(end):
+    assert run(f"print(5, flush=True)\n{end}", ECHO).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for name in os.listdir('.'): os.remove(name)",
+        "[os.remove(it) for it in os.listdir('.')]; os.mkfifo('output')",
+        "[os.remove(it) for it in os.listdir('.')]; os.symlink('/dev/zero', 'output')",
+        "os.rmdir(os.getcwd())",
+        "os.mkdir('d'); os.chmod('d', 0); os.chmod('.', 0)",
+        "[(os.mkdir('d'), os.chdir('d')) for _ in range(3000)]",
+    ],
+)
+def test_a_program_that_tidies_up_its_directory_gets_its_verdict_and_leaves_nothing(code, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    found = run(f"import os\ntry:\n    {code}\nexcept OSError:\n    pass")
+
+    assert found.value == 1.0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_share_of_the_tests():
@@ -81,6 +129,40 @@ REFUSED = {
     "kill": "import os; os.kill(os.getppid(), 9)",
     "a session": "import os; os.setsid()",
     "a group": "import os; os.setpgid(0, 0)",
+    "limits of another": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+}
+SYSTEM_CALL = (
+    "import ctypes, os; libc, pid = ctypes.CDLL(None, use_errno=True), os.getppid()\n"
+    "    if libc.syscall({number}, pid, {rest}) == -1 and ctypes.get_errno() == 1: raise PermissionError"
+)
+NUMBERS = {
+    "x86_64": {"tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297},
+    "aarch64": {"tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240},
+}
+"""As the kernel's unistd.h has them."""
+ARGUMENTS = {"tkill": "0", "tgkill": "pid, 0", "rt_sigqueueinfo": "0, None", "rt_tgsigqueueinfo": "pid, 0, None"}
+REFUSED |= {
+    name: SYSTEM_CALL.format(number=number, rest=ARGUMENTS[name])
+    for name, number in NUMBERS.get(platform.machine(), {}).items()
+}
+OWN = {
+    "its own limits": "import resource; resource.setrlimit(resource.RLIMIT_STACK, resource.prlimit(0, resource.RLIMIT_STACK))",
+    "nowhere": "import subprocess; subprocess.run(['true'], stdout=subprocess.DEVNULL, check=True)",
+    "its directory": "import os; os.mkdir('a'); open('a/b', 'w').write('x'); os.rename('a/b', 'b'); os.truncate('b', 0); os.remove('b')",
+    "temporary files": "import tempfile; tempfile.TemporaryDirectory().cleanup(); tempfile.NamedTemporaryFile().write(b'x')",
+    "threads": "import threading; it = threading.Thread(target=int); it.start(); it.join()",
+}
+OUTSIDE = {
+    "removes": "os.remove('{dir}/victim')",
+    "removes all": "import shutil; shutil.rmtree('{dir}')",
+    "writes": "open('{dir}/victim', 'a').write('x')",
+    "truncates": "os.truncate('{dir}/victim', 0)",
+    "creates": "open('{dir}/new', 'w')",
+    "makes a directory": "os.mkdir('{dir}/d')",
+    "renames": "os.rename('{dir}/victim', '{dir}/v')",
+    "takes away": "os.rename('{dir}/victim', 'v')",
+    "by a link": "os.symlink('{dir}/victim', 'l'); open('l', 'w')",
+    "by a child": "import subprocess; subprocess.run(['rm', '{dir}/victim'], check=True)",
 }
 
 
@@ -89,6 +171,49 @@ def test_what_is_refused_is_an_error_in_the_program(code):
     body = f"try:\n    {code}\nexcept Exception as error:\n    said = repr(error)\nelse:\n    said = ''"
 
     assert run(body, "assert said").value == 1.0
+
+
+@pytest.mark.parametrize("code", OWN.values(), ids=OWN)
+def test_what_is_its_own_is_allowed(code):
+    assert run(code).value == 1.0
+
+
+@pytest.mark.skipif(bool(sandbox.lacks()), reason=f"without {sandbox.lacks()}")
+@pytest.mark.parametrize("code", OUTSIDE.values(), ids=OUTSIDE)
+def test_files_outside_its_directory_stay_as_they_are(code, tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    body = f"import os\ntry:\n    {code.format(dir=tmp_path)}\nexcept Exception as error:\n    said = repr(error)"
+
+    assert run(body, "assert said").value == 1.0
+    assert [(it.name, it.read_text()) for it in tmp_path.iterdir()] == [("victim", "mine")]
+
+
+@pytest.mark.skipif(bool(sandbox.lacks()), reason=f"without {sandbox.lacks()}")
+@pytest.mark.parametrize(
+    ("each", "count", "limits", "over"),
+    [
+        ("time.sleep(60)", 40, {}, 1.0),
+        ("time.sleep(0.3)", 10, {}, 0.0),
+        ("x = b'1' * 60_000_000; time.sleep(60)", 6, {"memory_mb": 200}, 1.0),
+    ],
+    ids=["many", "some", "large"],
+)
+def test_processes_are_bounded_together(each, count, limits, over):
+    code = f"import os, time\nfor _ in range({count}):\n    if os.fork() == 0:\n        {each}\n        os._exit(0)\n"
+    code += f"for _ in range({count}): os.wait()"
+    start = time.monotonic()
+    found = run(code, timeout_s=8.0, **limits)
+
+    assert (found.value, found.metrics["overruns"], found.metrics["timeouts"]) == (1.0 - over, over, 0.0)
+    assert time.monotonic() - start < 8.0
+
+
+def test_what_a_machine_lacks_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(sandbox, "landlock", lambda libc: -1)
+
+    Python(PythonConfig())
+
+    assert "this machine has no Landlock (Linux 5.13): programs write and remove what you may" in caplog.text
 
 
 def test_a_kernel_that_takes_no_filter_is_an_error_and_not_a_wrong_answer(monkeypatch, tmp_path):
@@ -148,11 +273,11 @@ def test_children_end_with_the_program(waits):
     assert gone(mark)
 
 
-def test_when_the_reward_process_is_killed_the_program_and_its_children_end():
+def test_when_the_reward_process_is_killed_the_program_and_its_children_end(tmp_path):
     mark = f"8{os.getpid()}.5"
     code = f"import subprocess, time; subprocess.Popen(['sleep', '{mark}']); time.sleep(60)"
     source = f"from rlcore_rewards.python import *\nPython(PythonConfig(timeout_s=50))({code!r}, tests='')"
-    reward = subprocess.Popen([sys.executable, "-c", source])
+    reward = subprocess.Popen([sys.executable, "-c", source], env={**os.environ, "TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 30
     while len(processes(mark)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -183,7 +308,7 @@ def test_a_machine_that_cannot_is_refused_at_the_start(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"timeout_s": 0}, {"memory_mb": 1}, {"cpu_s": 0}, {"file_mb": 0}, {"score": "some"}]
+    "options", [{"timeout_s": 0}, {"memory_mb": 1}, {"cpu_s": 0}, {"file_mb": 0}, {"processes": 0}, {"score": "some"}]
 )
 def test_limits_that_bound_nothing_are_refused(options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))}: expected"):

@@ -1,6 +1,9 @@
 """Rewards that ask a server: batches, retries, limits, and what a server may say."""
 
+import asyncio
+import datetime
 import socket
+from decimal import Decimal
 
 import pytest
 
@@ -126,6 +129,41 @@ def test_an_answer_of_another_form_is_an_error(server, score, answer, text):
 
     assert found.status == "error"
     assert text in found.message
+
+
+@pytest.mark.parametrize(
+    ("sample", "text"),
+    [
+        ({"when": datetime.date(2026, 1, 2)}, "column 'when' holds datetime.date(2026, 1, 2) (date), which is no JSON"),
+        ({"when": Decimal(3)}, "column 'when' holds Decimal('3') (Decimal), which is no JSON"),
+        ({"when": 1, "prompt": [{"role": "user", "content": b"x"}]}, "column 'prompt' holds [{"),
+    ],
+    ids=["date", "decimal", "prompt"],
+)
+def test_what_is_no_json_is_an_error_of_its_sample_alone(server, score, sample, text):
+    bad, good = score(
+        REMOTE, [{"completion": "ab", **sample}, {"completion": "ab", "when": 1}], url=server.url, columns=["when"]
+    )
+
+    assert (bad.status, good.status, good.value) == ("error", "score", 2.0)
+    assert text in bad.message
+
+
+def test_a_fault_while_sending_reaches_every_sample_of_the_batch(monkeypatch):
+    from rlcore_rewards.remote import Remote, RemoteConfig
+
+    remote = Remote(RemoteConfig(url="http://h", gather_s=0.05))
+
+    async def post(path, body):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(remote._client, "post", post)
+
+    async def ask():
+        asked = [remote(completion="x", prompt="p", num_tokens=1, finish_reason="stop") for _ in range(2)]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+
+    assert [str(error) for error in asyncio.run(ask())] == ["no memory"] * 2
 
 
 def test_null_does_not_apply_and_metrics_arrive(server, score):

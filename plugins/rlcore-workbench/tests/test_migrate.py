@@ -9,10 +9,11 @@ import pytest
 from rlcore_workbench.migrate import command, main
 from rlcore_workbench.verl.command import parse_value, read_launch
 from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
+from rlcore_workbench.verl.loss import ESTIMATORS, LOSSES
 from rlcore_workbench.verl.translate import DEFAULTS, RULES, translate
 
 from rlcore.config.compose import PLUGIN_SECTIONS, compose
-from rlcore.errors import UserError
+from rlcore.errors import ConfigError, UserError
 
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 COMMON = f"""
@@ -229,7 +230,12 @@ def test_the_settings_of_the_algorithm_are_those_of_its_config(estimator):
         ("trainer.total_epochs=3 trainer.total_training_steps=9", "trainer.total_epochs", "always", "decides"),
         ("trainer.logger=[console,mlflow]", "trainer.logger", "partly", "no tracker for mlflow"),
         (f"{R}val_kwargs.temperature=0.6", R + "val_kwargs.temperature", "always", "evaluation is greedy"),
-        (f"{R}free_cache_engine=True", R + "free_cache_engine", "none", "keeps its memory"),
+        (f"{R}free_cache_engine=True", R + "free_cache_engine", "always", "take_turns=auto"),
+        (f"{R}multi_turn.enable=True", R + "multi_turn.enable", "none", "environment=FILE.py:NAME"),
+        (f"{R}multi_turn.tool_config_path=t.yaml", R + "multi_turn.tool_config_path", "none", "typed functions"),
+        (f"{R}agent.default_agent_loop=a", R + "agent.default_agent_loop", "none", "environment=FILE.py:NAME"),
+        ("reward_model.enable=True", "reward_model.enable", "partly", "algorithm=reward_model writes it"),
+        ("reward_model.input_tokenizer=/t", "reward_model.input_tokenizer", "none", "reward=judge or remote"),
         (f"{R}name=hf {R}gpu_memory_utilization=0.6", R + "gpu_memory_utilization", "always", "engine hf"),
         ("trainer.val_before_train=False", "trainer.val_before_train", "none", "always made"),
         ("reward.reward_manager.name=prime", "reward_model.reward_manager", "always", "num_processes"),
@@ -243,6 +249,23 @@ def test_what_has_no_counterpart_says_why(text, key, how, words):
 
     assert answer.how == how
     assert words in answer.note
+
+
+def test_conversations_and_reward_models_have_settings():
+    found = settings_of(
+        f"{R}multi_turn.enable=True {R}multi_turn.max_assistant_turns=4 {R}free_cache_engine=False"
+        " reward_model.enable=True reward_model.model.path=/rm"
+    )
+
+    assert (found["episode.max_turns"], found["take_turns"]) == (4, "never")
+    assert (found["reward"], found["reward.model"]) == ("model", "/rm")
+    config = compose(["reward=model", "reward.model=/rm"], complete=False).config
+    assert ([item.name for item in config.reward.items], config.reward.model) == (["model"], "/rm")
+
+
+@pytest.mark.parametrize("table", [ALWAYS, NONE])
+def test_no_note_speaks_of_a_version(table):
+    assert [note for note in table.values() if "this version" in note] == []
 
 
 def test_two_keys_that_want_one_setting_differently_are_told():
@@ -279,6 +302,108 @@ def test_dynamic_sampling_and_the_overlong_buffer_choose_dapo():
     assert (found["algorithm.refill.rounds"], found["algorithm.overlong.tokens"]) == (7, 64)
 
 
+def algorithm_of(text):
+    """The config of the algorithm that comes out, as a run would build it; and the keys that have no counterpart."""
+    from rlcore.config.build import build_plugin
+    from rlcore.registry import resolve
+
+    done = translate(read_launch(text))
+    settings = {name: value for name, value in done.settings.items() if name.startswith("algorithm")}
+    words = shlex.split(command(settings).replace("\\\n", ""))[2:]
+    choice = compose(words, complete=False).config.algorithm
+    config = build_plugin("algorithm", choice, resolve("algorithm", choice.name).object)
+    return choice.name, config, [line.key for line in done.of("partly", "none")]
+
+
+GIVEN = {
+    A + "clip_ratio": 0.3, A + "clip_ratio_c": 3.0, A + "loss_agg_mode": "token-mean", A + "ppo_epochs": 1,
+    A + "ppo_mini_batch_size": 256, "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.gamma": 1.0,
+    "algorithm.filter_groups.enable": False, A + "policy_loss.kl_cov_ratio": 0.0002,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, GIVEN], ids=["its defaults", "given"])
+@pytest.mark.parametrize("loss", ["vanilla", *LOSSES])
+@pytest.mark.parametrize("estimator", ["gae", *ESTIMATORS])
+def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(estimator, loss, given):
+    pytest.importorskip("rlcore_algorithms")
+    keys = {"algorithm.adv_estimator": estimator, A + "policy_loss.loss_mode": loss, **given}
+    refused = []
+    if estimator == "gae" and loss != "vanilla":
+        refused, loss = [A + "policy_loss.loss_mode"], "vanilla"
+    elif estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean"):
+        refused = ["algorithm.adv_estimator"]
+    if loss == "gspo" and given:
+        refused.append(A + "loss_agg_mode")
+
+    name, config, told = algorithm_of(" ".join(f"{key}={value}" for key, value in keys.items()))
+
+    assert told == refused
+    if loss != "vanilla":
+        assert name == LOSSES[loss]
+    if name not in ("grpo", "ppo") and "algorithm.adv_estimator" not in refused:
+        assert config.estimator == ESTIMATORS[estimator]
+    if loss not in ("sapo", "gpg", "kl_cov"):
+        assert (config.clip_low, config.clip_high) == ((0.3, 0.3) if given else (0.2, 0.2))
+    assert config.dual_clip == (3.0 if loss == "vanilla" else 0.0)
+    assert config.average == ("seq-mean-token-mean" if loss in ("gspo", "sapo", "geo_mean") else "token-mean")
+    assert config.minibatches == 4
+    if loss == "kl_cov":
+        assert (config.share, config.penalty) == (0.0002, 0.1)
+
+
+def test_a_default_that_the_algorithm_refuses_is_told():
+    done = translate(read_launch(f"algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=gspo"))
+
+    (line,) = [line for line in done.lines if line.key == A + "loss_agg_mode"]
+    assert not line.given
+    assert line.answer.note.startswith("algorithm=gspo refuses it: algorithm.average: expected seq-mean-token-mean")
+    assert "algorithm.average" not in done.settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rollout_is=token", ("token", "truncate", 0.0, 2.0, "none")),
+        ("rollout_is=sequence {C}rollout_is_threshold=5", ("sequence", "truncate", 0.0, 5.0, "none")),
+        ("rollout_is=token {C}rollout_is_threshold=0.5_5.0", ("token", "mask", 0.5, 5.0, "none")),
+        ("rollout_is=token {C}rollout_is_threshold=0.5_5", ("token", "mask", 0.5, 5.0, "none")),
+        ("rollout_rs=seq_mean_k3 {C}rollout_rs_threshold=0.01", ("none", "truncate", 0.0, 2.0, "mean_k3")),
+        ("rollout_rs=seq_mean_k1 {C}rollout_rs_threshold=0.99_1.01", ("none", "truncate", 0.0, 2.0, "mean_k1")),
+    ],
+)
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo"])
+def test_a_correction_there_is_one_here(estimator, text, expected):
+    pytest.importorskip("rlcore_algorithms")
+    prefix = "algorithm.rollout_correction."
+
+    name, config, told = algorithm_of(f"algorithm.adv_estimator={estimator} {prefix}{text.format(C=prefix)}")
+
+    assert name == {"grpo": "dapo", "gae": "dual_clip_ppo", "rloo": "rloo"}[estimator]
+    correction = config.correction
+    found = (correction.weight, correction.beyond, correction.low, correction.high, correction.reject)
+    assert found == expected
+    assert told == ([prefix + "rollout_rs"] if "rollout_rs" in text else [])
+    if "k3" in text:
+        assert correction.reject_above == 0.01
+    if name == "dapo":
+        assert (config.refill.rounds, config.clip_high) == (0, 0.2)
+
+
+def test_an_algorithm_that_is_not_installed_is_translated_and_told(monkeypatch):
+    from rlcore_workbench.verl import accepted
+
+    def resolve(kind, name):
+        raise ConfigError(f"no {kind} named '{name}'\nType …")
+
+    monkeypatch.setattr(accepted, "resolve", resolve)
+
+    done = translate(read_launch("algorithm.adv_estimator=rloo data.train_files=/d"))
+
+    assert done.settings["algorithm"] == "rloo"
+    assert "the settings of algorithm rloo have not been checked: no algorithm named 'rloo'" in done.remarks
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -300,6 +425,33 @@ def test_values_are_read_as_hydra_reads_them(text, value):
 def test_a_launch_that_cannot_be_read_is_refused(text, words):
     with pytest.raises(UserError, match=words):
         read_launch(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        (
+            "python -m recipe.dapo.main_dapo data.train_files=/d extra.foo=1 hydra.run.dir=x --config-name=dapo",
+            ["extra.foo=1", "hydra.run.dir=x", "--config-name=dapo"],
+        ),
+        ("python3 my/main.py data.train_files=/d ~trainer.logger +mine.x=2", ["~trainer.logger", "+mine.x=2"]),
+        ("data.train_files=/d ~trainer.logger=1", ["~trainer.logger=1"]),
+        ('A=(data.train_files=/d\n b.c=1 )\npython -m verl.trainer.main_ppo "${A[@]}" d=2', ["b.c=1", "d=2"]),
+        ("python3 prepare.py --dir=/x\nN=2\npython3 -m verl.trainer.main_ppo trainer.nnodes=$N", []),
+    ],
+)
+def test_arguments_that_are_no_settings_of_verl_are_told(text, others):
+    done = translate(read_launch(text))
+
+    assert [line.key for line in done.of("none")] == others
+    assert all(line.answer.note for line in done.of("none"))
+    assert "$" not in str(done.settings)
+
+
+def test_another_module_than_that_of_verl_is_told():
+    done = translate(read_launch("python -m recipe.dapo.main_dapo data.train_files=/d"))
+
+    assert any(remark.startswith("recipe.dapo.main_dapo: its own defaults") for remark in done.remarks)
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path):

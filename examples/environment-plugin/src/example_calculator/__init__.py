@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from rlcore_environments.tools import ToolEnvironment
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 def calculate(expression: str) -> str:
@@ -31,7 +31,8 @@ def calculate(expression: str) -> str:
     """
     if len(expression) > 200:
         raise ValueError("the expression is too long")
-    return f"{_value(ast.parse(expression, mode='eval').body):g}"
+    value = _value(ast.parse(expression, mode="eval").body)
+    return str(int(value) if value == int(value) else value)
 
 
 def _value(node: ast.expr) -> float:

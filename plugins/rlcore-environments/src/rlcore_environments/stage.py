@@ -1,7 +1,7 @@
 """A thread with an event loop for the code of environments, so that it never holds the engine, and one never holds all.
 
-A call that awaits too long ends at its deadline. One that blocks without awaiting cannot be ended: its thread is left
-behind, and a new one takes over what had not begun.
+A call that awaits too long ends at its deadline; one that goes on when it is cancelled is no longer waited for. One that
+blocks without awaiting cannot be ended: its thread is left behind, and a new one takes over what had not begun.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,10 @@ from rlcore.errors import InfrastructureError
 _LOOK_S = 0.1
 _MAX_BLOCKED = 8
 """Threads that are left behind before a step is given up."""
+_END_S = 2.0
+"""For what still runs when a thread ends."""
+_GRACE_S = 5.0
+"""For what a cancelled call still does, at most; of a call with a shorter time-out as long as that."""
 
 
 class TooManyBlocked(InfrastructureError):
@@ -113,16 +117,24 @@ class _Call:
     async def _run(self) -> None:
         self.begun = True
         limit = asyncio.timeout(self._timeout_s)
+        most_s = self._timeout_s + min(self._timeout_s, _GRACE_S)
+        ignored = TimeoutError("it does not end when it is cancelled: let asyncio.CancelledError through")
+        given_up = asyncio.get_running_loop().call_later(most_s, self._tell, None, ignored)
         value, failed = None, None
         try:
             async with limit:
                 value = await self._make()
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:  # SystemExit, too: it is one episode that ends
+            if isinstance(error, asyncio.CancelledError) and self.task is not None and self.task.cancelling():
+                raise
             late = limit.expired() and isinstance(error, TimeoutError)
             told = TimeoutError(f"no answer within {self._timeout_s:g} s") if late else error
             failed = told if isinstance(told, Exception) else RuntimeError(f"{type(told).__name__}: {told}")
+        finally:
+            given_up.cancel()
+        self._tell(value, failed)
+
+    def _tell(self, value: Any, failed: Exception | None) -> None:
         with contextlib.suppress(RuntimeError):  # a thread that was left behind may outlive the caller's loop
             self._home.call_soon_threadsafe(self._settle, value, failed)
 
@@ -161,9 +173,9 @@ class _Thread:
         return self.where
 
     def stop(self) -> None:
-        """End the thread; what still runs in it is cancelled."""
+        """End the thread; what still runs in it is cancelled, and not waited for long."""
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=_END_S + 1.0)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -172,10 +184,14 @@ class _Thread:
         left = asyncio.all_tasks(self.loop)
         for task in left:
             task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.run_until_complete(_ended(left))
         self.loop.close()
 
     async def _turn(self) -> None:
         while True:
             self.turns += 1
             await asyncio.sleep(_LOOK_S / 2)
+
+
+async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=_END_S)

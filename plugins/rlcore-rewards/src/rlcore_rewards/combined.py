@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlcore.errors import ConfigError, SampleError
+from rlcore.errors import ConfigError, SampleError, require
 from rlcore.protocols.reward import RewardResult
 from rlcore.registry import resolve
 from rlcore.rewards.scorer import RewardSpec, build_reward
@@ -23,16 +24,16 @@ class CombinedConfig:
     """Options of `combined`."""
 
     rewards: tuple[Any, ...]
-    """Names, or {name: …, weight: …, and options of the reward}."""
+    """Names, or {name: …, weight: …, and options of the reward}; a gate has no weight."""
     how: Literal["gate", "product", "min", "max"] = "gate"
     threshold: float = 1.0
-    """Of the gate."""
+    """Of the gate; only how=gate has one."""
     otherwise: float = 0.0
-    """The reward where the gate is shut."""
+    """The reward where the gate is shut; only how=gate."""
 
 
 class Combined:
-    """What several rewards say together; each of them is a metric `reward/combined/NAME`.
+    """What several rewards say together; each of them is a metric `reward/combined/NAME`, with its own ones below it.
 
     When one of them does not apply, `gate` does not either if it is the gate; elsewhere it is left out.
 
@@ -52,6 +53,13 @@ class Combined:
                 f"rewards={list(config.rewards)!r} of reward 'combined': expected two names or more\n"
                 "Type  {name: combined, rewards: [gsm8k, {name: length, max: 200}]}"
             )
+        if config.how == "gate":
+            weight = items[0].get("weight", 1.0)
+            require(weight == 1, "weight", "nothing: the gate only opens, its score is not added", weight, 1.0)
+        else:
+            for setting, default in (("threshold", 1.0), ("otherwise", 0.0)):
+                value = getattr(config, setting)
+                require(value == default, setting, f"nothing: how={config.how} has no gate", value, default)
         self._config = config
         self._weights = [float(item.get("weight", 1.0)) for item in items]
         self._names = _unique([resolve("reward", item["name"]).name for item in items])
@@ -85,13 +93,14 @@ class Combined:
             **columns,
         }
         gated = self._config.how == "gate"
-        values = [await self._ask(0, row)] if gated else []
-        if gated and (values[0] is None or values[0] < self._config.threshold):
-            shut = None if values[0] is None else self._config.otherwise
-            return RewardResult(shut, metrics=self._metrics(values))
-        values += [await self._ask(i, row) for i in range(len(values), len(self._rewards))]
-        weighted = [w * v for w, v in zip(self._weights, values, strict=True) if v is not None]
-        return RewardResult(self._joined(weighted[1:] if gated else weighted), metrics=self._metrics(values))
+        answers = [await self._ask(0, row)] if gated else []
+        if gated and (answers[0].value is None or answers[0].value < self._config.threshold):
+            shut = None if answers[0].value is None else self._config.otherwise
+            return RewardResult(shut, metrics=self._metrics(answers))
+        answers += [await self._ask(i, row) for i in range(len(answers), len(self._rewards))]
+        counted = list(zip(self._weights, answers, strict=True))[1 if gated else 0 :]
+        weighted = [weight * answer.value for weight, answer in counted if answer.value is not None]
+        return RewardResult(self._joined(weighted), metrics=self._metrics(answers))
 
     def _joined(self, values: list[float]) -> float | None:
         if not values:
@@ -104,24 +113,35 @@ class Combined:
         }
         return float(joins[self._config.how](values))
 
-    def _metrics(self, values: list[float | None]) -> dict[str, float]:
-        return {name: value for name, value in zip(self._names, values) if value is not None}
+    def _metrics(self, answers: list[RewardResult]) -> dict[str, float]:
+        """The score of each reward, and below its name what it has measured."""
+        found = {}
+        for name, answer in zip(self._names, answers):
+            found |= {} if answer.value is None else {name: answer.value}
+            found |= {f"{name}/{measured}": value for measured, value in answer.metrics.items()}
+        return found
 
-    async def _ask(self, index: int, row: Mapping[str, object]) -> float | None:
+    async def _ask(self, index: int, row: Mapping[str, object]) -> RewardResult:
+        """The score of one reward, and its metrics, as finite numbers."""
+        name = self._names[index]
         answer = self._rewards[index](**arguments(self._signatures[index], row))
         answer = await answer if inspect.isawaitable(answer) else answer
-        value: Any = answer.value if isinstance(answer, RewardResult) else answer
-        if isinstance(value, dict) and "score" in value:
+        value, metrics = (answer.value, answer.metrics) if isinstance(answer, RewardResult) else (answer, {})
+        if isinstance(value, dict) and "score" in value:  # other entries are free-form; not all of them are numbers
+            metrics = {it: part for it, part in value.items() if it != "score" and isinstance(part, numbers.Real)}
             value = value["score"]
-        if value is None:
-            return None
-        try:
-            number = float(value)
-        except (TypeError, ValueError) as error:
-            raise SampleError(f"reward {self._names[index]!r} returned {value!r:.60}, not a number") from error
-        if not math.isfinite(number):
-            raise SampleError(f"reward {self._names[index]!r} returned {number}, not a finite number")
-        return number
+        measured = {it: _finite(part, f"metric {it!r} of reward {name!r} is") for it, part in metrics.items()}
+        return RewardResult(None if value is None else _finite(value, f"reward {name!r} returned"), metrics=measured)
+
+
+def _finite(value: Any, what: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise SampleError(f"{what} {value!r:.60}, not a number") from error
+    if not math.isfinite(number):
+        raise SampleError(f"{what} {number}, not a finite number")
+    return number
 
 
 def _make(item: Mapping[str, Any]) -> Any:

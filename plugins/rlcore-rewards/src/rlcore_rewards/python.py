@@ -2,15 +2,17 @@
 
 A column of the data holds the tests of a row, in one of two forms:
     a text or a list of texts         code that runs after the answer and raises when it is wrong: "assert f(2) == 4"
-    a list of {input, output}         what the program reads from stdin, and what it has to print
+    a list of {input, output}         what the program reads from stdin, and what it has to print before it exits with 0
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,8 +25,16 @@ from rlcore.errors import ConfigError, InfrastructureError, SampleError, require
 from rlcore.protocols.reward import RewardResult
 from rlcore_rewards import sandbox
 
+_log = logging.getLogger(__name__)
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _GRACE_S = 10.0
+_TEST = """\
+import os as _os; _os.unlink(__file__)
+exec(compile(open({answer!r}, encoding="utf-8").read(), {answer!r}, "exec"))
+exec(compile({tail!r}, "tests", "exec"))
+print({word!r}, end="", flush=True)
+"""
+"""Its own file is gone when the answer runs, which is a file of its own so that it may begin with any statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +48,9 @@ class PythonConfig:
     cpu_s: int = 5
     """For one test, of a processor, of each process."""
     memory_mb: int = 512
-    """Address space of each process."""
+    """Address space of each process, and what is resident in all of them together."""
+    processes: int = 32
+    """At once, of one test."""
     file_mb: int = 16
     """Largest file that it may write, its output included."""
     score: Literal["all", "share"] = "all"
@@ -48,6 +60,7 @@ class PythonConfig:
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 5.0)
         require(self.cpu_s >= 1, "cpu_s", "1 or more", self.cpu_s, 5)
         require(self.memory_mb >= 64, "memory_mb", "64 or more", self.memory_mb, 512)
+        require(self.processes >= 1, "processes", "1 or more", self.processes, 32)
         require(self.file_mb >= 1, "file_mb", "1 or more", self.file_mb, 16)
         require(self.score in ("all", "share"), "score", "all or share", self.score, "all")
 
@@ -63,47 +76,60 @@ class Python:
     def __init__(self, config: PythonConfig) -> None:
         if reason := sandbox.supported():
             raise ConfigError(f"reward 'python' cannot run code on this machine: {reason}\nUse reward=remote instead.")
+        for lack in sandbox.lacks():
+            _log.warning("reward python: this machine has no %s", lack)
         self._config = config
         self.required_columns = (config.column,)
 
     def __call__(self, completion: str, **columns: Any) -> RewardResult:
         cases = _cases(columns[self._config.column], self._config.column)
         code = extract(completion)
-        passed = timeouts = 0
+        ends = []
         for tail, given, wanted in cases if code is not None else []:
-            ok, late = self._run(code or "", tail, given, wanted)
-            passed, timeouts = passed + ok, timeouts + late
-            if not ok and self._config.score == "all":
+            ends.append(self._run(code or "", tail, given, wanted))
+            if ends[-1] != "passed" and self._config.score == "all":
                 break
+        passed = ends.count("passed")
         value = passed / len(cases) if self._config.score == "share" else float(passed == len(cases))
-        return RewardResult(value, metrics={"has_code": float(code is not None), "timeouts": float(timeouts)})
+        ended = {"timeouts": float(ends.count("late")), "overruns": float(ends.count("over"))}
+        return RewardResult(value, metrics={"has_code": float(code is not None), **ended})
 
-    def _run(self, code: str, tail: str, given: str, wanted: str | None) -> tuple[bool, bool]:
-        """(passed, took too long) of one test."""
-        word = secrets.token_hex(16)  # said last: to exit before the tests is no way to pass them
-        program = f"import os as _os; _os.unlink(__file__)\n{code}\n\n{tail}\n"
-        program += f"print({word!r}, end='', flush=True)\n"
-        with tempfile.TemporaryDirectory(prefix="rlcore-python-") as directory:
-            home = Path(directory)
-            for name, content in (("program.py", program), ("input", given), ("output", "")):
-                (home / name).write_text(content, encoding="utf-8", errors="replace")
-            end = self._launch(home)
-            output = (home / "output").read_text(encoding="utf-8", errors="replace")
+    def _run(self, code: str, tail: str, given: str, wanted: str | None) -> Literal["passed", "failed", "late", "over"]:
+        """How one test ends; over: of the processes or the memory that it may have."""
+        word = secrets.token_hex(16)  # said after code that tests: to exit before it is no way to pass
+        home = Path(tempfile.mkdtemp(prefix="rlcore-python-"))
+        try:
+            (home / "answer.py").write_text(code, encoding="utf-8", errors="replace")
+            test = _TEST.format(answer=str(home / "answer.py"), tail=tail, word=word)
+            (home / "test.py").write_text(test, encoding="utf-8", errors="replace")
+            program = home / ("answer.py" if wanted is not None else "test.py")
+            with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as written:  # files without a name
+                read.write(given.encode(errors="replace"))
+                read.seek(0)
+                end = self._launch(home, program, read.fileno(), written.fileno())
+                written.seek(0)
+                said = written.read(self._config.file_mb * 2**20).decode(errors="replace")
+        finally:
+            _remove(home)
         if end["failed"]:
             raise InfrastructureError(f"no program can be started: {end['failed']}\nUse reward=remote instead.")
-        if end["late"] or not output.endswith(word):
-            return False, bool(end["late"])
-        return wanted is None or _lines(output.removesuffix(word)) == _lines(wanted), False
+        if end["late"] or end["over"]:
+            return "late" if end["late"] else "over"
+        if wanted is None:
+            return "passed" if said.endswith(word) else "failed"
+        return "passed" if end["status"] == 0 and _lines(said) == _lines(wanted) else "failed"
 
-    def _launch(self, home: Path) -> dict[str, Any]:
+    def _launch(self, home: Path, program: Path, read: int, written: int) -> dict[str, Any]:
+        """Run a program in its directory, with files as its stdin and stdout."""
         config = self._config
         spec = {
-            "program": str(home / "program.py"),
-            "input": str(home / "input"),
-            "output": str(home / "output"),
+            "program": str(program),
+            "input": read,
+            "output": written,
             "wall_s": config.timeout_s,
             "cpu_s": config.cpu_s,
             "memory_bytes": config.memory_mb * 2**20,
+            "processes": config.processes,
             "file_bytes": config.file_mb * 2**20,
             "variables": {"PATH": os.defpath, "HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8"},
             "parent": os.getpid(),
@@ -114,6 +140,7 @@ class Python:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pass_fds=(read, written),
             start_new_session=True,
         )
         try:
@@ -139,6 +166,14 @@ def extract(completion: str) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return completion if completion.strip() else None
+
+
+def _remove(home: Path) -> None:
+    """Whatever the program has left there."""
+    try:
+        shutil.rmtree(home, ignore_errors=True)
+    except RecursionError:  # directories in directories
+        subprocess.run(["rm", "-rf", "--", str(home)], check=False, timeout=60)
 
 
 def _cases(tests: Any, column: str) -> list[tuple[str, str, str | None]]:

@@ -7,11 +7,12 @@ answer     {"scores": [1.0, null, {"score": 0.5, "metrics": {"format": 1.0}}, â€
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.errors import InfrastructureError, SampleError, require
+from rlcore.errors import SampleError, require
 from rlcore.protocols.reward import RewardResult
 from rlcore_rewards.client import Client, ServerConfig
 
@@ -55,9 +56,11 @@ class Remote:
     ) -> RewardResult:
         """Wait for the batch that this sample goes with."""
         sample = {"completion": completion, "prompt": prompt, "num_tokens": num_tokens, "finish_reason": finish_reason}
+        sample |= {name: columns[name] for name in self._columns}
+        _check_json(sample)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((sample | {name: columns[name] for name in self._columns}, answer))
+        self._waiting.append((sample, answer))
         if len(self._waiting) >= self._config.batch_size:
             self._flush()
         elif self._timer is None:
@@ -81,7 +84,7 @@ class Remote:
             scores = answer.get("scores") if isinstance(answer, Mapping) else None
             if not isinstance(scores, list) or len(scores) != len(batch):
                 raise SampleError(f"the server answered {answer!r:.100}, not scores for {len(batch)} samples")
-        except (InfrastructureError, SampleError) as error:
+        except Exception as error:  # raised where the samples are waited for
             for _, waiting in batch:
                 if not waiting.done():
                     waiting.set_exception(error)
@@ -89,6 +92,17 @@ class Remote:
         for (_, waiting), score in zip(batch, scores, strict=True):
             if not waiting.done():
                 waiting.set_result(score)
+
+
+def _check_json(sample: Mapping[str, Any]) -> None:
+    for name, value in sample.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SampleError(
+                f"column {name!r} holds {value!r:.60} ({type(value).__name__}), which is no JSON: {error}\n"
+                "Write it into the data as text or numbers, or leave it out of `columns`."
+            ) from error
 
 
 def _verdict(score: Any) -> RewardResult:

@@ -26,8 +26,12 @@ ROOTS = (
     "transfer_queue",
 )
 """First parts of keys; what else looks like NAME=VALUE in a script is a variable of the shell."""
-_SETTING = re.compile(rf"[+~]*((?:{'|'.join(ROOTS)})(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
+_SETTING = re.compile(rf"\+*((?:{'|'.join(ROOTS)})(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_FOREIGN = re.compile(r"\+*[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+=.*|~[A-Za-z_].*", re.DOTALL)
+"""A setting that is none of verl's, or the removal of one; no variable of a shell looks like that."""
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+"""Where an array of the shell begins; arrays hold settings, too."""
 _USE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 
 
@@ -40,7 +44,9 @@ class Launch:
     texts: dict[str, str] = field(default_factory=dict)
     """Key -> value as typed, with the shell's variables filled in."""
     others: list[str] = field(default_factory=list)
-    """Arguments of the command that are no settings, such as --config-name."""
+    """Arguments of the command that are no settings of verl: --config-name=x, hydra.run.dir=x, ~trainer.logger."""
+    module: str = ""
+    """The module or file that the command runs."""
     overridden: list[str] = field(default_factory=list)
     """Settings, as typed, that a later one of the same key replaces."""
 
@@ -62,26 +68,54 @@ def read_launch(text: str) -> Launch:
         raise ConfigError(
             f"the command cannot be read: {error}\nQuote it as a whole, or give the script's file."
         ) from None
-    launch, after_module = Launch(), False
+    launch, before = Launch(), ""
     variables: dict[str, str] = {}
-    for raw in (part for word in words for part in _without_brackets(word)):
-        word = expand(raw, variables)
-        if setting := _SETTING.fullmatch(word):
-            key, value = setting[1], setting[2]
-            if key in launch.settings:
-                launch.overridden.append(f"{key}={launch.texts[key]}")
-            launch.settings[key], launch.texts[key] = parse_value(value), value
-        elif (variable := _VARIABLE.fullmatch(word)) and not after_module:
-            variables[variable[1]] = variable[2]
-        elif after_module and (word.startswith("--") or "=" in word):
-            launch.others.append(word)
-        after_module = after_module or word.startswith("verl.trainer.")
+    programs, in_array = [_Program("")], False
+    for word in words:
+        if before == "-m" or word.endswith(".py"):
+            programs.append(_Program(word))
+        before = word
+        if opened := _ARRAY.match(word):
+            word, in_array = word[opened.end() :], True
+        end = in_array and word.endswith(")")
+        _read(
+            expand(word[:-1] if end else word, variables), launch, variables, programs[0 if in_array else -1], in_array
+        )
+        in_array = in_array and not end
+    own = [program for program in programs[1:] if program.settings] or programs[1:][-1:]
+    launch.others = [word for program in [programs[0], *own] for word in program.others]
+    launch.module = own[-1].name if own else ""
     if not launch.settings:
         raise ConfigError(
             "no setting such as data.train_files=… is in it\n"
             "Type  rlcore migrate 'python3 -m verl.trainer.main_ppo data.train_files=… …'   or the path of a script."
         )
     return launch
+
+
+@dataclass(slots=True)
+class _Program:
+    """What one command of a script says; the one without a name: what stands before any, and in arrays."""
+
+    name: str
+    settings: int = 0
+    others: list[str] = field(default_factory=list)
+
+
+def _read(word: str, launch: Launch, variables: dict[str, str], program: _Program, in_array: bool) -> None:
+    """One word of the script: a setting, a variable, or an argument of the program."""
+    if setting := _SETTING.fullmatch(word):
+        key, value = setting[1], setting[2]
+        if key in launch.settings:
+            launch.overridden.append(f"{key}={launch.texts[key]}")
+        launch.settings[key], launch.texts[key] = parse_value(value), value
+        program.settings += not in_array
+        return
+    if variable := _VARIABLE.fullmatch(word):
+        variables[variable[1]] = variable[2]
+    begun = in_array or program.name or program.settings
+    if begun and (_FOREIGN.fullmatch(word) or word.startswith("--") or "=" in word):
+        program.others.append(word)
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
@@ -109,10 +143,3 @@ def parse_value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _without_brackets(word: str) -> list[str]:
-    """Array assignments, DATA=( key=value … ), hold settings too."""
-    name = re.match(r"[A-Za-z_]\w*=\(", word)
-    word = word[name.end() :] if name else word
-    return [part for part in [word.removeprefix("(").removesuffix(")") if name or word.endswith(")") else word] if part]

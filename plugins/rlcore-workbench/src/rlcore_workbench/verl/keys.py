@@ -1,4 +1,4 @@
-"""The table of `rlcore migrate` for verl's keys that stand for themselves; those that hang together are in rules.py.
+"""The keys of verl that stand for themselves, for `rlcore migrate`; those that hang together are in loss.py and run.py.
 
 A key is in one of three tables: it is another setting here (SAME), it needs none (ALWAYS), or there is nothing like it
 (NONE). Patterns are those of fnmatch; the first that fits counts.
@@ -49,9 +49,6 @@ SAME: dict[str, tuple[str, Callable[[Any], Any]]] = {
     _A + "optim.clip_grad": ("optimizer.clip_grad_norm", float),
     _A + "ppo_epochs": ("algorithm.epochs", _same),
     _A + "entropy_coeff": ("algorithm.entropy_coefficient", float),
-    _A + "clip_ratio_low": ("algorithm.clip_low", float),
-    _A + "clip_ratio_high": ("algorithm.clip_high", float),
-    _A + "clip_ratio_c": ("algorithm.dual_clip", float),
     _A + "ulysses_sequence_parallel_size": ("backend.context_parallel", _same),
     _A + _F + "reshard_after_forward": ("backend.reshard_after_forward", _same),
     _R + "n": ("sampling.samples_per_prompt", _same),
@@ -105,6 +102,7 @@ ALWAYS: dict[str, str] = {
     _A + "use_torch_compile": "the entropy is computed in chunks; backend.compile=true compiles whole layers",
     _A + "shuffle": "every pass has an order of its own: algorithm.shuffle_seed",
     _A + "rollout_n": "one place: sampling.samples_per_prompt",
+    _R + "agent.num_workers": "episodes are coroutines beside their engine",
     _R + "mode": "responses arrive one by one as they finish",
     _R + "load_format": "weights come from model.path, then from the actor",
     _R + "calculate_log_probs": "every sample has the engine's log-probs; metric actor/rollout_logprob_gap",
@@ -124,13 +122,18 @@ ALWAYS: dict[str, str] = {
 }
 """Key -> why nothing needs to be set."""
 
+_TURNS = "a conversation is an environment of yours:  environment=FILE.py:NAME ; its limits are episode.*"
+_TOOLS = "tools are typed functions of an environment (rlcore_environments.tools):  environment=FILE.py:NAME"
+_REWARD_MODEL = (
+    "a reward model is  reward=model reward.model=DIR ; behind a server: reward=judge or remote (rlcore-rewards)"
+)
 NONE: dict[str, str] = {
     "data.truncation": "a prompt is cut at its beginning or not at all: data.overlong=error, drop or truncate",
     "data.custom_cls*": "write a data set plugin (rlcore.dataset), or rewrite the file once",
     "data.sampler*": "prompts come in the order of data.shuffle",
     "data.image_key": "text only",
     "data.video_key": "text only",
-    "data.tool_config_path": "there are no tools in this version",
+    "data.tool_config_path": _TOOLS,
     _M + "use_liger": "no other kernels than PyTorch's and the engine's",
     _M + "target_modules": "adapters go to every linear layer; backend.lora_targets takes module names",
     _M + "external_lib": "import it in a plugin of your own",
@@ -144,19 +147,19 @@ NONE: dict[str, str] = {
     "critic.checkpoint.*": "a checkpoint holds model, optimiser and everything that an exact resume needs",
     _A + "policy_loss.*": "settings of one loss; look at the algorithm's own:  rlcore config algorithm=NAME",
     _A + "freeze_vision_tower": "text only",
-    _R + "multi_turn.*": "one turn in this version",
-    _R + "agent.*": "one turn in this version",
+    _R + "multi_turn.tool_config_path": _TOOLS,
+    _R + "multi_turn.*": _TURNS,
+    _R + "agent.*": _TURNS,
     _R + "engine_kwargs.*": "engines take the settings that `rlcore config rollout=NAME` shows",
     _R + "max_num_batched_tokens": "the engine chooses it; rollout.max_batch_size bounds the sequences in flight",
     _R + "enable_chunked_prefill": "the engine chooses it",
     _R + "data_parallel_size": "one engine for every rollout.tensor_parallel devices of the pool",
     _R + "val_kwargs.top_p": "evaluation samples from the whole distribution",
     _R + "val_kwargs.top_k": "evaluation samples from the whole distribution",
-    "algorithm.rollout_correction.*": "see the settings of the algorithm:  rlcore config algorithm=NAME",
     "algorithm.pf_ppo.*": "there is no such filter",
     "distillation.*": "a teacher is a setting of its algorithm:  rlcore config algorithm=distillation",
-    "reward_model.*": "rewards are functions; a model behind a server is called from one",
-    "reward.*": "rewards are functions; a model behind a server is called from one",
+    "reward_model.*": _REWARD_MODEL,
+    "reward.*": _REWARD_MODEL,
     "trainer.val_only": "type  rlcore eval DIR key=value",
     "trainer.val_before_train": "a run is always evaluated before its first step where data.eval is given",
     "trainer.critic_warmup": "actor and critic begin together",
@@ -165,7 +168,7 @@ NONE: dict[str, str] = {
     "trainer.log_val_generations": "type  rlcore eval outputs/RUN --samples FILE",
     "trainer.default_hdfs_dir": "checkpoints are written to a mounted file system",
     "trainer.esi_redundant_time": "SIGTERM ends the step, writes a checkpoint and leaves no process",
-    "trainer.v1.*": "the schedule is sync in this version",
+    "trainer.v1.*": "the schedule is sync",
     "transfer_queue.*": "columns travel from worker to worker through the runtime's object store",
 }
 """Key -> why there is nothing like it, and what to do instead."""

@@ -2,49 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, Answer, Rule, available, to
+from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, Answer, Rule, available, only, to
 from rlcore_workbench.verl.command import Launch
 
 LOSS = ACTOR + "policy_loss.loss_mode"
 GROUPS, OVERLONG = "algorithm.filter_groups.", "reward_model.overlong_buffer."
-DAPO = "dapo"
+CORRECTION = "algorithm.rollout_correction."
 KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-ALGORITHMS: Mapping[str, Sequence[str]] = {
-    "grpo": ("grpo",),
-    "gae": ("ppo",),
-    "reinforce_plus_plus": ("reinforce_pp", "reinforce_plus_plus"),
-    "reinforce_plus_plus_baseline": ("reinforce_pp_baseline", "reinforce_plus_plus_baseline"),
-    "geo_mean": ("gmpo",),
+ESTIMATORS: Mapping[str, str] = {
+    **{name: name for name in ("grpo", "rloo", "opo", "gpg", "remax")},
+    "grpo_vectorized": "grpo",
+    "rloo_vectorized": "rloo",
+    "reinforce_plus_plus": "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
 }
-"""Names there -> names here; any other name is looked for as it is."""
+"""Estimators without a critic; any other name is looked for among the algorithms as it is."""
+LOSSES: Mapping[str, str] = {
+    **{name: name for name in ("gspo", "sapo", "gpg", "clip_cov", "kl_cov", "cispo")},
+    "geo_mean": "gmpo",
+}
+"""Losses that are algorithms here, beside `vanilla`."""
+_IGNORED: Mapping[str, frozenset[str]] = {
+    "clip_low": frozenset({"sapo", "gpg", "kl_cov"}),
+    "clip_high": frozenset({"sapo", "gpg", "kl_cov"}),
+    "dual_clip": frozenset(LOSSES),
+    "average": frozenset({"sapo", "geo_mean"}),
+}
+"""Setting -> losses of verl that do not look at it."""
+
+
+def loss_of(launch: Launch) -> str:
+    """The loss, or vanilla where the one that is asked for does not go with the estimator."""
+    loss = str(launch.get(LOSS, "vanilla"))
+    fits = LOSSES.get(loss, loss) in available("algorithm") and launch.get(ESTIMATOR, "gae") in ESTIMATORS
+    return loss if fits else "vanilla"
+
+
+def chosen(launch: Launch) -> tuple[str, str]:
+    """The algorithm, and its setting `estimator`; empty: the algorithm's own."""
+    asked, loss = str(launch.get(ESTIMATOR, "gae")), loss_of(launch)
+    if asked == "gae":
+        return ("dual_clip_ppo" if corrected(launch) else "ppo"), ""
+    if asked not in ESTIMATORS:
+        return asked, ""
+    estimator = ESTIMATORS[asked]
+    if estimator == "grpo" and not launch.get("algorithm.norm_adv_by_std_in_grpo", True):
+        estimator = "dr_grpo"
+    if loss != "vanilla":
+        own = "gpg" if loss == "gpg" else "grpo"
+        return LOSSES.get(loss, loss), estimator if estimator != own else ""
+    if estimator == "gpg":
+        return "reinforce", "gpg"  # the algorithm gpg has a loss of its own
+    if ESTIMATORS[asked] != "grpo":
+        return estimator, ""
+    wanted = (launch.get(GROUPS + "enable"), launch.get(OVERLONG + "enable"), corrected(launch))
+    return ("dapo", estimator if estimator != "grpo" else "") if any(wanted) else ("grpo", "")
+
+
+def corrected(launch: Launch) -> bool:
+    """Whether samples have weights, or are rejected, for what the engine and the trainer differ in."""
+    return bool(launch.get(CORRECTION + "rollout_is") or launch.get(CORRECTION + "rollout_rs"))
 
 
 def _algorithm(launch: Launch, value: Any) -> Answer:
     """The estimator, unless the loss has a name of its own."""
-    loss = launch.get(LOSS, "vanilla")
-    wanted = loss if value == "grpo" and loss != "vanilla" else value
-    names = ALGORITHMS.get(str(wanted), (str(wanted),))
-    found = next((name for name in names if name in available("algorithm")), None)
-    if found is None:
-        return Answer("none", note=f"no algorithm '{wanted}' is installed:  rlcore list-plugins --kind algorithm --all")
-    return to(algorithm=DAPO if found == "grpo" and needs_dapo(launch) else found)
-
-
-def needs_dapo(launch: Launch) -> bool:
-    """Whether groups are refilled or long responses punished, which the core's own grpo does not do."""
-    asked = launch.get(GROUPS + "enable") or launch.get(OVERLONG + "enable")
-    return bool(asked) and launch.get(ESTIMATOR, "gae") == "grpo" and launch.get(LOSS, "vanilla") == "vanilla"
+    name, estimator = chosen(launch)
+    if name not in available("algorithm"):
+        return Answer("none", note=f"no algorithm '{name}' is installed:  rlcore list-plugins --kind algorithm --all")
+    more = {"algorithm__estimator": estimator} if estimator else {}
+    if name == "dapo" and not launch.get(GROUPS + "enable"):
+        more["algorithm__refill__rounds"] = 0
+    return to(algorithm=name, **more)
 
 
 def _loss(launch: Launch, value: Any) -> Answer:
     if value == "vanilla":
         return Answer("always", note="the clipped loss")
-    if launch.get(ESTIMATOR, "gae") != "grpo":
-        return Answer("none", note=f"this loss goes with the advantages of grpo, not {launch.get(ESTIMATOR, 'gae')}")
-    return _algorithm(launch, "grpo")
+    if launch.get(ESTIMATOR, "gae") not in ESTIMATORS:
+        return Answer("none", note=f"this loss goes with advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
+    if loss_of(launch) == "vanilla":
+        return Answer("none", note=f"no algorithm has the loss '{value}':  rlcore list-plugins --kind algorithm --all")
+    return to(algorithm=chosen(launch)[0])
+
+
+def _of_loss(setting: str, *losses: str) -> Rule:
+    """A setting of some losses, `losses`, or of all but those that do not look at it."""
+
+    def rule(launch: Launch, value: Any) -> Answer:
+        loss = loss_of(launch)
+        if value is None:
+            return Answer("always", note="null: the default")
+        if (losses and loss not in losses) or loss in _IGNORED.get(setting, ()):
+            return Answer("always", note=f"has no effect with {LOSS}={loss}")
+        return Answer("set", ((f"algorithm.{setting}", _number(value)),))
+
+    return rule
+
+
+def _number(value: Any) -> Any:
+    """As a float; a variable of the shell, such as $CLIP, stays one."""
+    return value if isinstance(value, str) and "$" in value else float(value)
 
 
 def _mini_batch(launch: Launch, value: Any) -> Answer:
@@ -60,7 +121,10 @@ def _mini_batch(launch: Launch, value: Any) -> Answer:
 
 
 def _clip(launch: Launch, value: Any) -> Answer:
-    low, high = (launch.get(f"{ACTOR}clip_ratio_{end}", value) for end in ("low", "high"))
+    ends = [launch.get(f"{ACTOR}clip_ratio_{end}") for end in ("low", "high")]
+    low, high = (_number(value if end is None else end) for end in ends)
+    if loss_of(launch) in _IGNORED["clip_low"]:
+        return Answer("always", note=f"has no effect with {LOSS}={loss_of(launch)}")
     return to(algorithm__clip_low=low, algorithm__clip_high=high)
 
 
@@ -119,15 +183,24 @@ def _of_gae(name: str) -> Rule:
     return rule
 
 
+def _gamma(launch: Launch, value: Any) -> Answer:
+    estimator = launch.get(ESTIMATOR, "gae")
+    if estimator in ("gae", "reinforce_plus_plus"):
+        return to(algorithm__gamma=_number(value))
+    return Answer("always", note=f"has no effect with {ESTIMATOR}={estimator}")
+
+
 def _by_std(launch: Launch, value: Any) -> Answer:
-    if launch.get(ESTIMATOR, "gae") == "grpo" and needs_dapo(launch):
-        return Answer("always", note="so it is") if value else to(algorithm__estimator="dr_grpo")
-    if launch.get(ESTIMATOR, "gae") == "grpo":
+    if ESTIMATORS.get(launch.get(ESTIMATOR, "gae")) != "grpo":
+        return Answer("always", note=f"has no effect with {ESTIMATOR}={launch.get(ESTIMATOR, 'gae')}")
+    if chosen(launch)[0] == "grpo":
         return to(algorithm__normalise_by_std=value)
-    return Answer("always", note=f"has no effect with {ESTIMATOR}={launch.get(ESTIMATOR, 'gae')}")
+    return Answer("always", note="so it is") if value else to(algorithm__estimator=chosen(launch)[1] or "dr_grpo")
 
 
 def _average(launch: Launch, value: Any) -> Answer:
+    if loss_of(launch) in _IGNORED["average"]:
+        return Answer("always", note=f"{LOSS}={loss_of(launch)} has an average of its own")
     if value in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
         return to(algorithm__average=value)
     return Answer("none", note="averages are token-mean, seq-mean-token-mean and seq-mean-token-sum")
@@ -136,8 +209,8 @@ def _average(launch: Launch, value: Any) -> Answer:
 def _groups(launch: Launch, value: Any) -> Answer:
     if not value:
         return Answer("always", note="off unless algorithm.refill.rounds is set")
-    if not needs_dapo(launch):
-        return Answer("none", note=f"refilling goes with {ESTIMATOR}=grpo and the clipped loss")
+    if launch.get(ESTIMATOR, "gae") not in ESTIMATORS:
+        return Answer("none", note=f"refilling goes with advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
     rounds = launch.get(GROUPS + "max_num_gen_batches", 10) or 10
     return to("as many prompts are drawn again as are missing", algorithm__refill__rounds=rounds)
 
@@ -158,12 +231,51 @@ def _overlong(name: str) -> Rule:
     def rule(launch: Launch, value: Any) -> Answer:
         if not launch.get(OVERLONG + "enable"):
             return Answer("always", note="off unless algorithm.overlong.tokens is set")
-        if not needs_dapo(launch):
-            return Answer("none", note=f"the penalty goes with {ESTIMATOR}=grpo and the clipped loss")
+        if launch.get(ESTIMATOR, "gae") not in ESTIMATORS:
+            note = "with a critic it is a reward of rlcore-rewards:  {name: overlong, limit: N, buffer: N}"
+            return Answer("none", note=note)
         if name == "enable":
             tokens, factor = launch.get(OVERLONG + "len", 0), float(launch.get(OVERLONG + "penalty_factor", 1.0))
             return to(algorithm__overlong__tokens=tokens, algorithm__overlong__factor=factor)
         return Answer("set", note="part of overlong_buffer.enable") if name else Answer("always", note="logged always")
+
+    return rule
+
+
+def _weights(launch: Launch, value: Any) -> Answer:
+    """Importance weights: one threshold cuts them, two make a band."""
+    if not value:
+        return Answer("always", note="no weights unless algorithm.correction.weight is set")
+    if value not in ("token", "sequence"):
+        return Answer("none", note="weights are of a token or of a sequence")
+    low, _, high = launch.texts.get(CORRECTION + "rollout_is_threshold", "2.0").strip("\"'").rpartition("_")
+    settings = {"weight": value, "high": float(high)}
+    if low:
+        settings |= {"beyond": "mask", "low": float(low)}
+    return Answer("set", tuple((f"algorithm.correction.{name}", it) for name, it in settings.items()))
+
+
+def _rejection(launch: Launch, value: Any) -> Answer:
+    if not value:
+        return Answer("always", note="nothing is rejected unless algorithm.correction.reject is set")
+    name = {"seq_mean_k1": "mean_k1", "seq_mean_k3": "mean_k3", "seq_max_k3": "max_k3"}.get(value)
+    if name is None:
+        return Answer("none", note="responses are rejected by one of mean_k1, mean_k3, max_k3")
+    low, _, high = launch.texts.get(CORRECTION + "rollout_rs_threshold", "").strip("\"'").rpartition("_")
+    above, note = float(high), "what is rejected still counts in the mean"
+    if name == "mean_k1":  # thresholds there are ratios
+        above = min(math.log(float(high)), -math.log(float(low)) if low else math.inf)
+        note = "the same bound up and down, and what is rejected still counts in the mean"
+    return Answer(
+        "partly", (("algorithm.correction.reject", name), ("algorithm.correction.reject_above", round(above, 6))), note
+    )
+
+
+def _part_of(switch: str) -> Rule:
+    def rule(launch: Launch, value: Any) -> Answer:
+        if not launch.get(CORRECTION + switch):
+            return Answer("always", note=f"has no effect without {switch}")
+        return Answer("set", note=f"part of {switch}")
 
     return rule
 
@@ -173,6 +285,16 @@ RULES: dict[str, Rule] = {
     LOSS: _loss,
     MINI: _mini_batch,
     ACTOR + "clip_ratio": _clip,
+    ACTOR + "clip_ratio_low": _of_loss("clip_low"),
+    ACTOR + "clip_ratio_high": _of_loss("clip_high"),
+    ACTOR + "clip_ratio_c": _of_loss("dual_clip"),
+    ACTOR + "tau_pos": _of_loss("tau_positive", "sapo"),
+    ACTOR + "tau_neg": _of_loss("tau_negative", "sapo"),
+    ACTOR + "policy_loss.clip_cov_ratio": _of_loss("share", "clip_cov"),
+    ACTOR + "policy_loss.clip_cov_lb": _of_loss("cov_low", "clip_cov"),
+    ACTOR + "policy_loss.clip_cov_ub": _of_loss("cov_high", "clip_cov"),
+    ACTOR + "policy_loss.kl_cov_ratio": _of_loss("share", "kl_cov"),
+    ACTOR + "policy_loss.ppo_kl_coef": _of_loss("penalty", "kl_cov"),
     ACTOR + "use_kl_loss": _kl_loss,
     ACTOR + "kl_loss_coef": _kl_part(ACTOR + "use_kl_loss"),
     ACTOR + "kl_loss_type": _kl_part(ACTOR + "use_kl_loss"),
@@ -182,7 +304,7 @@ RULES: dict[str, Rule] = {
     "algorithm.kl_ctrl.type": _kl_control("controller"),
     "algorithm.kl_ctrl.target_kl": _kl_control("target"),
     "algorithm.kl_ctrl.horizon": _kl_control("horizon"),
-    "algorithm.gamma": _of_gae("gamma"),
+    "algorithm.gamma": _gamma,
     "algorithm.lam": _of_gae("lam"),
     "critic.cliprange_value": _of_gae("clip_value"),
     "algorithm.norm_adv_by_std_in_grpo": _by_std,
@@ -194,5 +316,12 @@ RULES: dict[str, Rule] = {
     OVERLONG + "len": _overlong("len"),
     OVERLONG + "penalty_factor": _overlong("penalty_factor"),
     OVERLONG + "log": _overlong(""),
+    CORRECTION + "rollout_is": _weights,
+    CORRECTION + "rollout_is_threshold": _part_of("rollout_is"),
+    CORRECTION + "rollout_rs": _rejection,
+    CORRECTION + "rollout_rs_threshold": _part_of("rollout_rs"),
+    CORRECTION + "rollout_is_batch_normalize": only(False, "off", "weights are not normalised over the batch"),
+    CORRECTION + "bypass_mode": only(False, "off", "the trainer computes the log-probs that it compares with"),
+    CORRECTION + "loss_type": _part_of("bypass_mode"),
 }
 """Key -> its rule."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlcore_workbench.verl.answer import ACTOR, BATCH, MICRO, MINI, ROLLOUT, Answer, Rule, available, only, to
 from rlcore_workbench.verl.command import Launch
+from rlcore_workbench.verl.keys import NONE
 
 CUSTOM = "custom_reward_function."
 TRACKERS = {"console": "console", "wandb": "wandb", "tensorboard": "tensorboard", "file": "jsonl"}
@@ -164,6 +165,33 @@ def _manager(launch: Launch, value: Any) -> Answer:
     return Answer("none", note=f"manager '{value}': write what it adds to the score as a reward of its own")
 
 
+def _reward_model(launch: Launch, value: Any) -> Answer:
+    if not value:
+        return Answer("always", note="off")
+    settings = (("reward", "model"),)
+    return Answer("partly", settings, "its directory has a value head, as algorithm=reward_model writes it")
+
+
+def _reward_model_path(launch: Launch, value: Any) -> Answer:
+    if not launch.get("reward_model.enable"):
+        return Answer("always", note="has no effect without reward_model.enable=True")
+    return to(reward__model=value)
+
+
+def _free_cache(launch: Launch, value: Any) -> Answer:
+    if value:
+        return Answer("always", note="take_turns=auto: on GPUs the engine leaves while models train, where it can")
+    return to("engine and models keep their memory", take_turns="never")
+
+
+def _max_turns(launch: Launch, value: Any) -> Answer:
+    if not launch.get(ROLLOUT + "multi_turn.enable"):
+        return Answer("always", note="has no effect without multi_turn.enable=True")
+    if value is None:
+        return Answer("none", note="an episode always ends:  episode.max_turns=N")
+    return to(episode__max_turns=value)
+
+
 RULES: dict[str, Rule] = {
     MICRO: _micro_batch,
     ACTOR + "ppo_micro_batch_size": _micro_batch,
@@ -195,23 +223,23 @@ RULES: dict[str, Rule] = {
     "trainer.critic_warmup": only(0, "actor and critic begin together", "actor and critic begin together"),
     "trainer.val_before_train": only(True, "always so where data.eval is given", "the first evaluation is always made"),
     "trainer.val_only": only(False, "off", "type  rlcore eval DIR key=value"),
-    "reward_model.enable": only(False, "off", "a reward model behind a server is called from a reward function"),
+    "reward_model.enable": _reward_model,
+    "reward_model.model.path": _reward_model_path,
     "reward_model.reward_manager": _manager,
     CUSTOM + "path": _reward,
     CUSTOM + "name": _reward,
     "actor_rollout_ref.model.trust_remote_code": only(
         False, "code in a model directory is never run", "code in a model directory is never run"
     ),
-    ROLLOUT + "free_cache_engine": only(
-        False, "the engine keeps its memory", "the engine keeps its memory: rollout.gpu_memory_utilization bounds it"
-    ),
+    ROLLOUT + "free_cache_engine": _free_cache,
     ROLLOUT + "ignore_eos": only(False, "off", "a response ends with the end token"),
     ROLLOUT + "dtype": only("bfloat16", "model.precision", "one precision for trainer and engine: model.precision"),
     ROLLOUT + "logprobs_mode": only(
         "processed_logprobs", "at the sampling temperature", "log-probs are those of the sampling temperature"
     ),
-    "trainer.v1.trainer_mode": only("sync", "the schedule", "the schedule is sync in this version"),
+    "trainer.v1.trainer_mode": only("sync", "the schedule", "the schedule is sync"),
     "trainer.device": only("cuda", "pools take GPUs where there are some", "pools.main.device=cpu, or cuda"),
-    ROLLOUT + "multi_turn.enable": only(False, "off", "one turn in this version"),
+    ROLLOUT + "multi_turn.enable": only(False, "off", NONE[ROLLOUT + "multi_turn.*"]),
+    ROLLOUT + "multi_turn.max_assistant_turns": _max_turns,
 }
 """Key -> its rule."""

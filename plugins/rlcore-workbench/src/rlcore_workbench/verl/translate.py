@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rlcore.errors import did_you_mean
+from rlcore.errors import UserError, did_you_mean
 from rlcore_workbench.verl import loss, run
+from rlcore_workbench.verl.accepted import SECTION, Accepted, of_algorithm
 from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, ROLLOUT, Answer, Rule
 from rlcore_workbench.verl.command import Launch
 from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
@@ -26,7 +27,11 @@ _OLD_NAMES = (
 DEFAULTS: Mapping[str, Any] = {
     ESTIMATOR: "gae",
     ACTOR + "strategy": "fsdp",
+    ACTOR + "clip_ratio": 0.2,
     ACTOR + "clip_ratio_c": 3.0,
+    ACTOR + "loss_agg_mode": "token-mean",
+    ACTOR + "policy_loss.kl_cov_ratio": 0.0002,
+    ACTOR + "policy_loss.ppo_kl_coef": 0.1,
     ACTOR + "optim.weight_decay": 0.01,
     BATCH: 1024,
     MINI: 256,
@@ -89,6 +94,7 @@ def translate(launch: Launch) -> Translation:
             new = tuple(pair for pair in answer.settings if pair[0] not in done.settings)
             if new or answer.how == "partly":
                 _add(done, sources, Line(key, str(value), Answer(answer.how, new, answer.note), given=False))
+    _ask_the_algorithm(done)
     for setting, value in _FIXED:
         done.settings.setdefault(setting, value)
     if "reward" not in done.settings:
@@ -104,8 +110,18 @@ def translate(launch: Launch) -> Translation:
         done.remarks.append(f"model.path is a directory; nothing is downloaded:  hf download {path} --local-dir {path}")
     done.remarks += [f"{text}: given again later, and the later one counts" for text in launch.overridden]
     done.remarks += [f"variable not known here: {text}" for text in _unknown_variables(done.settings)]
-    done.lines += [Line(text, "", Answer("none", note="no setting")) for text in launch.others]
+    if launch.module and not launch.module.startswith("verl."):
+        done.remarks.append(f"{launch.module}: its own defaults and config files are not known here, verl's are taken")
+    done.lines += [Line(text, "", Answer("none", note=_other(text))) for text in launch.others]
     return done
+
+
+def _other(text: str) -> str:
+    if text.startswith("~"):
+        return "removes a setting there; leave out the setting that it had become here"
+    if text.startswith("--config"):
+        return "what this config file sets is not read: give it as key=value"
+    return "no setting of verl"
 
 
 def answer_of(launch: Launch, key: str, value: Any) -> Answer:
@@ -157,6 +173,33 @@ def _add(done: Translation, sources: dict[str, str], line: Line) -> None:
     done.lines.append(line)
 
 
+def _ask_the_algorithm(done: Translation) -> None:
+    """What it refuses is taken back and told; a default of verl that is its own, too, needs no word."""
+    name = done.settings.get("algorithm", "grpo")
+    try:
+        algorithm = Accepted(name)
+    except UserError as error:
+        done.remarks.append(f"the settings of algorithm {name} have not been checked: {str(error).splitlines()[0]}")
+        return
+    reasons = algorithm.offer_all([of_algorithm(line.answer.settings) for line in done.lines])
+    lines = []
+    for line, reason in zip(done.lines, reasons, strict=True):
+        settings, own = line.answer.settings, of_algorithm(line.answer.settings)
+        if reason:
+            settings = tuple(pair for pair in settings if pair[0].removeprefix(SECTION) not in own)
+            note = f"algorithm={name} refuses it: {reason}"
+            line = replace(line, answer=Answer("partly" if settings else "none", settings, note))
+        elif not line.given and own:
+            settings = tuple(pair for pair in settings if algorithm.own.get(pair[0].removeprefix(SECTION)) != pair[1])
+            if not settings:
+                continue
+            line = replace(line, answer=replace(line.answer, settings=settings))
+        lines.append(line)
+    done.lines = lines
+    kept = {setting for line in lines for setting, _ in line.answer.settings}
+    done.settings = {setting: value for setting, value in done.settings.items() if setting in kept}
+
+
 def _renamed(launch: Launch) -> Launch:
     """The launch under the names that the tables know."""
     names = {}
@@ -165,12 +208,8 @@ def _renamed(launch: Launch) -> Launch:
         for pattern, known in _OLD_NAMES:
             name = re.sub(pattern, known, name)
         names[key] = name
-    return Launch(
-        {names[key]: value for key, value in launch.settings.items()},
-        {names[key]: text for key, text in launch.texts.items()},
-        launch.others,
-        launch.overridden,
-    )
+    settings = {names[key]: value for key, value in launch.settings.items()}
+    return replace(launch, settings=settings, texts={names[key]: text for key, text in launch.texts.items()})
 
 
 def _unknown_variables(settings: Mapping[str, Any]) -> list[str]:
