@@ -144,7 +144,7 @@ def backend(path):
     return make_fsdp(path)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "glm4_moe"])
 def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
     path, target = save_model(family, tmp_path / "model"), tmp_path / "exported"
     backend, batch = make_fsdp(path), make_batch([9])

@@ -31,6 +31,7 @@ CASES = {
     "softcaps": ((2,), "gemma2", {}, {}),
     "two-rotations": ((2,), "gemma3", {}, {}),
     "experts": ((2, 4), "qwen3_moe", {}, {}),
+    "experts-balanced": ((2,), "glm4_moe", {}, {}),
     "mixtral": ((2,), "mixtral", {}, {}),
     "critic": ((1, 2, 4), "qwen2", {}, {"head": "value"}),
     "critic-context": ((2,), "qwen2", {"context_parallel": 2}, {"head": "value"}),

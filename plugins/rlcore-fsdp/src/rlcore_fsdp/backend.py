@@ -260,10 +260,10 @@ class FSDPBackend:
         return tensor.to(torch.bfloat16) if self._model_config.precision == "bfloat16" else tensor
 
     def _kept(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the model: model.NAME -> parameter."""
+        """What a checkpoint holds of the model: model.NAME -> parameter or buffer."""
         if self._config.lora_rank:
             return {MODEL + name: parameter.detach() for parameter, name in self._names.items()}
-        named = {MODEL + name: parameter.detach() for name, parameter in self._packed.model.named_parameters()}
+        named = {MODEL + name: tensor.detach() for name, tensor in self._packed.stored().items()}
         head = self._packed.value_head
         return named | ({f"{MODEL}value_head.weight": head.weight.detach()} if head is not None else {})
 

@@ -55,7 +55,7 @@ def plain_name(name: str) -> str:
 
 
 @torch.no_grad()
-def start_adapters(parameters: dict[str, nn.Parameter], seed: int) -> None:
+def start_adapters(parameters: dict[str, Tensor], seed: int) -> None:
     """A uniform in ±1/√in, B zero, by name and seed: the same on any number of ranks."""
     for name, parameter in parameters.items():
         local: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -31,7 +31,7 @@ from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.head import LogitRule, token_statistics
-from rlcore_fsdp.load import Conversion, load_shards, own_part
+from rlcore_fsdp.load import Conversion, load_shards, own_part, persistent_buffers
 from rlcore_fsdp.mesh import Grid
 
 VALUE_HEAD = "value_head.weight"
@@ -108,6 +108,10 @@ class PackedModel(nn.Module):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
+    def stored(self) -> dict[str, Tensor]:
+        """Name -> parameter or buffer of the model that its files hold."""
+        return {**dict(self.model.named_parameters()), **persistent_buffers(self.model)}
+
     def trained_parameters(self, *, adapters: bool) -> dict[nn.Parameter, str]:
         """Parameter -> name. A critic predicts no token: it leaves out an output embedding that is nothing else."""
         unused = None if self.value_head is None or self.tied else self.model.get_output_embeddings().weight
@@ -140,9 +144,12 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
         checkpoint_activations(packed.model)
     _shard(packed, layers, model, config, grid)
     _materialise(packed, torch.device("cpu") if config.cpu_offload else device)
-    named = {lora.plain_name(name): parameter for name, parameter in packed.model.named_parameters()}
+    named = {lora.plain_name(name): tensor for name, tensor in packed.stored().items()}
     load_shards({n: p for n, p in named.items() if not lora.is_adapter(n)}, directory, conversion)
     lora.start_adapters({n: p for n, p in named.items() if lora.is_adapter(n)}, context.seed)
+    for module in packed.modules():  # with cpu_offload, FSDP brings parameters to the device and nothing else
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     if packed.value_head is not None:
         _start_value_head(packed.value_head, directory, context.seed)
     _check_packing(packed, model.precision, device)
