@@ -77,8 +77,9 @@ def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp
     assert float((found - fresh).abs().max()) > 0.1
 
 
-def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path):
-    batch, config = make_batch(), {"lora_rank": 2}
+@pytest.mark.parametrize("reshard", [True, False], ids=["resharded", "kept"])
+def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(reshard, path):
+    batch, config = make_batch(), {"lora_rank": 2, "reshard_after_forward": reshard}
     reference = make_fsdp(path, config=config, context={"trained": False})
     policy = make_fsdp(path, config=config)
     start = reference.forward(batch, temperature=1.0).log_probs
@@ -88,6 +89,7 @@ def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path)
 
     assert torch.equal(after, start)
     assert float((trained - start).abs().max()) > 1e-3
+    assert train(policy, batch, 1)[0][1] > 0, "the reference leaves the policy's adapters trainable"
     ours, theirs = ({p.data_ptr() for p in one._packed.parameters()} for one in (policy, reference))
     assert ours == theirs
 

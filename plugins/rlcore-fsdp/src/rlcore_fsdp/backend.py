@@ -79,7 +79,7 @@ class FSDPBackend:
                 where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
                 for name, column in found.items():
                     column[where.to(self._device)] = getattr(out, name)
-        self._packed.settle()
+            self._packed.settle()  # what turns the adapters on again must find the shards
         return TokenOutputs(**found)
 
     def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
