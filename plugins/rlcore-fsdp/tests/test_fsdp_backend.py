@@ -8,6 +8,7 @@ import pytest
 import torch
 from fsdp_cases import fsdp_weights, make_fsdp, make_local
 from rlcore_fsdp import FSDPBackend, FSDPConfig
+from rlcore_fsdp.attention import fits_kernel
 from rlcore_fsdp.memory import OutOfMemory
 from rlcore_fsdp.mesh import make_grid
 from rlcore_fsdp.model import find_layers
@@ -94,6 +95,18 @@ def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(resha
     assert ours == theirs
 
 
+def test_a_policy_recomputes_activations_though_its_reference_was_made_first(path):
+    options = {"config": {"lora_rank": 2}, "gradient_checkpointing": True}
+    reference = make_fsdp(path, context={"trained": False}, **options)
+
+    policy = make_fsdp(path, **options)
+
+    assert policy._packed is reference._packed
+    assert all(layer.gradient_checkpointing and layer.training for layer in find_layers(policy._packed.model, "model.layers"))
+    plain = make_fsdp(path, config={"lora_rank": 2})
+    assert train(policy, make_batch(), 2) == train(plain, make_batch(), 2)
+
+
 def test_two_policies_of_one_process_do_not_share_adapters(path):
     first, second = (make_fsdp(path, config={"lora_rank": 2}) for _ in range(2))
     before = dict(second.weights())
@@ -144,6 +157,18 @@ def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
     assert history[1][0] != history[0][0]
     assert {parameter.dtype for parameter in rough._names} == {torch.float32}
     assert {tensor.dtype for _, tensor in rough.weights()} == {torch.bfloat16}
+
+
+def test_a_critic_in_bfloat16_has_a_float32_head(path):
+    critic, states = make_fsdp(path, context={"head": "value"}, precision="bfloat16"), []
+    hidden = critic._packed.hidden
+    critic._packed.hidden = lambda *args: states.append(hidden(*args)) or states[0]
+
+    values = critic.forward(make_batch([3]), temperature=1.0).values
+
+    assert states[0].dtype == torch.bfloat16
+    expected = states[0][1].float() @ fsdp_weights(critic)["value_head.weight"][0]
+    assert float(values[2]) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
@@ -301,10 +326,39 @@ def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypa
         planned(path, lora_rank=4)
 
 
+@pytest.mark.parametrize("make", [make_fsdp, make_local])
+def test_layers_that_pass_nothing_on_to_attention_are_refused(make, tmp_path):
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.StableLmConfig(vocab_size=61, num_key_value_heads=2, **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    with pytest.raises(ModelError, match=r"cannot train (FSDP)?StableLmForCausalLM: samples cannot be packed"):
+        make(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "fits"),
+    [
+        ((64, 64), torch.bfloat16, True),
+        ((64, 64), torch.float32, False),
+        ((192, 128), torch.bfloat16, False),
+        ((36, 36), torch.bfloat16, False),
+        ((512, 512), torch.bfloat16, False),
+    ],
+    ids=["it", "float32", "latent attention", "no multiple of 8", "too large"],
+)
+def test_the_flash_kernel_is_used_for_heads_that_it_has(sizes, dtype, fits):
+    query, value = (torch.empty(1, 2, 3, size, dtype=dtype) for size in sizes)
+
+    assert fits_kernel(query, value) is fits
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        ("missing", r"lacks \d+ weights of FSDP|lacks \d+ weights of Qwen2ForCausalLM, the first is"),
+        ("missing", r"lacks \d+ weights of Qwen2ForCausalLM, the first is"),
         ("garbage", "has a damaged file"),
         ("shape", r"has shape \[61, 32\], and its config.json wants \[70, 32\]"),
     ],
@@ -326,15 +380,17 @@ def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
         make_fsdp(str(broken))
 
 
-def test_lack_of_memory_says_what_was_computed_and_what_to_lower(path):
+@pytest.mark.parametrize("where", ["model", "loss"])
+def test_lack_of_memory_says_what_was_computed_and_what_to_lower(where, path):
     backend, batch = make_fsdp(path, max_tokens_per_device=40), make_batch([9, 20])
 
     def exhausted(*args):
         raise torch.OutOfMemoryError("tried to allocate 20 GiB\nmuch more text")
 
-    backend._packed.outputs = exhausted
+    if where == "model":
+        backend._packed.outputs = exhausted
     with pytest.raises(OutOfMemory) as refused:
-        backend.forward_backward(batch, policy_loss(batch), temperature=1.0)
+        backend.forward_backward(batch, policy_loss(batch) if where == "model" else exhausted, temperature=1.0)
 
     assert str(refused.value) == (
         "cpu ran out of memory in forward and backward of a micro-batch of 29 tokens: tried to allocate 20 GiB\n"

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
+from rlcore.models.activations import checkpoint_activations
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
@@ -54,6 +55,8 @@ class FSDPBackend:
         names: dict[nn.Parameter, str] = {}
         if context.trained:
             self._packed.is_trained = True
+            if model.gradient_checkpointing:
+                checkpoint_activations(self._packed.model)
             names = self._packed.trained_parameters(adapters=config.lora_rank > 0)
         elif not config.lora_rank:
             self._packed.requires_grad_(False)
@@ -73,7 +76,9 @@ class FSDPBackend:
         offsets = batch.offsets()
         with self._adapters_as_they_should_be():
             for rows in self._plan(batch):
-                out, _ = self._outputs(batch.take(rows), temperature, "forward")
+                micro_batch = batch.take(rows)
+                with self._explained("forward", micro_batch.num_tokens):
+                    out, _ = self._outputs(micro_batch, temperature)
                 if not rows:
                     continue
                 where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
@@ -91,13 +96,13 @@ class FSDPBackend:
             last = i == len(plan) - 1
             share_gradients(last or self._config.reduce_gradients == "every")
             micro_batch = batch if len(rows) == len(batch) else batch.take(rows)
-            out, total = self._outputs(micro_batch, temperature, "forward and backward")
-            if rows:
-                scalar, of_this = loss(out, micro_batch)
-                metrics.append(of_this)
-                # FSDP averages over ranks, and a loss is to be summed
-                total = total + scalar * self._grid.averaged_over
             with self._explained("forward and backward", micro_batch.num_tokens):
+                out, total = self._outputs(micro_batch, temperature)
+                if rows:
+                    scalar, of_this = loss(out, micro_batch)
+                    metrics.append(of_this)
+                    # FSDP averages over ranks, and a loss is to be summed
+                    total = total + scalar * self._grid.averaged_over
                 total.backward()  # type: ignore[no-untyped-call]
         return merge_metrics(metrics)
 
@@ -112,7 +117,7 @@ class FSDPBackend:
             return {"skipped": Mean(1.0), "lr": Mean(lr)}
         if self._optimizer_config.clip_grad_norm:
             clip(self._names, norm, self._optimizer_config.clip_grad_norm)
-        with self._explained("optimiser step", 0):
+        with self._explained("optimiser step"):
             self._optimizer.step(lr)
         self._num_steps += 1
         return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
@@ -229,7 +234,7 @@ class FSDPBackend:
             all_reduce(longest, dist.group.WORLD, dist.ReduceOp.MAX)  # type: ignore[arg-type]
         return plan + [[]] * (int(longest) - len(plan))
 
-    def _outputs(self, batch: Batch, temperature: float, phase: str) -> tuple[TokenOutputs, Tensor]:
+    def _outputs(self, batch: Batch, temperature: float) -> tuple[TokenOutputs, Tensor]:
         """[T] outputs, zero outside the loss mask, and a zero with a gradient. Token i comes from the state before it."""
         ids, lengths = batch["input_ids"], batch.lengths.tolist()
         where = batch["loss_mask"].nonzero().squeeze(1)
@@ -237,12 +242,11 @@ class FSDPBackend:
         where = where[~torch.isin(where, starts)]  # a first token has nothing before it
         layout = Layout(lengths if len(ids) else [1], self._device, self._grid.context)
         padded = torch.nn.functional.pad(ids, (0, layout.padding if len(ids) else 1 + layout.padding))
-        with self._explained(phase, len(padded)):
-            found, zero = self._packed(self._packed.outputs, padded, layout, where - 1, ids[where], temperature)
+        found, zero = self._packed(self._packed.outputs, padded, layout, where - 1, ids[where], temperature)
         spread = [torch.zeros(len(ids), device=self._device).index_put((where,), row) for row in found]
         return TokenOutputs(**dict(zip(self._output_names(), spread))), zero
 
-    def _explained(self, phase: str, num_tokens: int) -> AbstractContextManager[None]:
+    def _explained(self, phase: str, num_tokens: int | None = None) -> AbstractContextManager[None]:
         return memory.explained(phase, num_tokens, self._model_config.max_tokens_per_device, self._device)
 
     def _whole(self, parameter: Tensor, *, cast: bool = False) -> Tensor:

@@ -24,7 +24,6 @@ from torch.distributed.fsdp import (
 )
 
 from rlcore.errors import ModelError
-from rlcore.models.activations import checkpoint_activations
 from rlcore.models.load import check_directory, check_same_files
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
@@ -98,7 +97,8 @@ class PackedModel(nn.Module):
     def head(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """[2, n] log-probs and entropy, or [1, n] values, float32."""
         if self.value_head is not None:
-            return torch.nn.functional.linear(hidden.float(), self.value_head.weight.float()).t()
+            values: Tensor = self.value_head(hidden.float())
+            return values.t()
         embedding = self.model.get_output_embeddings()
         return torch.stack(embedding.token_statistics(hidden, targets, temperature, self.rule))
 
@@ -140,8 +140,6 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
         lora.add_adapters(packed.model, config)
     if grid.tensor is not None:
         packed.partial = tensor_parallel.cut(packed.model, grid.tensor)
-    if context.trained and model.gradient_checkpointing:
-        checkpoint_activations(packed.model)
     _shard(packed, layers, model, config, grid)
     _materialise(packed, torch.device("cpu") if config.cpu_offload else device)
     named = {lora.plain_name(name): tensor for name, tensor in packed.stored().items()}
@@ -231,6 +229,9 @@ def _shard(packed: PackedModel, layers: list[nn.Module], model: ModelConfig, con
         fully_shard(packed.model.get_input_embeddings(), reshard_after_forward=config.reshard_after_forward, **options)
         fully_shard(head, reshard_after_forward=False, **options)
         register_fsdp_forward_method(head, "token_statistics")
+    if packed.value_head is not None:  # float32 whatever the model computes with
+        exact = {name: option for name, option in options.items() if name != "mp_policy"}
+        fully_shard(packed.value_head, reshard_after_forward=False, **exact)
     fully_shard(packed, reshard_after_forward=False, **options)
     assert isinstance(packed, FSDPModule)
 
@@ -288,8 +289,8 @@ def _check_packing(packed: PackedModel, precision: str, device: torch.device) ->
     try:
         model.set_attn_implementation(attention.NAME)
         found: Tensor = packed(ours)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ModelError):
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, (ModelError, torch.OutOfMemoryError)):
             raise
         raise _unsupported(model, str(error)) from error
     difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
