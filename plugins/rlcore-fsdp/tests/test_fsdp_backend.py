@@ -102,7 +102,9 @@ def test_a_policy_recomputes_activations_though_its_reference_was_made_first(pat
     policy = make_fsdp(path, **options)
 
     assert policy._packed is reference._packed
-    assert all(layer.gradient_checkpointing and layer.training for layer in find_layers(policy._packed.model, "model.layers"))
+    assert all(
+        layer.gradient_checkpointing and layer.training for layer in find_layers(policy._packed.model, "model.layers")
+    )
     plain = make_fsdp(path, config={"lora_rank": 2})
     assert train(policy, make_batch(), 2) == train(plain, make_batch(), 2)
 

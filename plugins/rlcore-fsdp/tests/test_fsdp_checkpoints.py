@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp
+from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp, make_local
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ModelError
@@ -161,6 +161,22 @@ def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
     torch.testing.assert_close(found[1:], expected[2:], atol=1e-5, rtol=1e-5)
     before = load_model(path)(batch["input_ids"][None]).logits[0, :-1].detach()
     assert float((before - logits).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("config", [{}, {"lora_rank": 2}], ids=["dense", "adapters"])
+def test_export_of_a_critic_has_its_values(config, path, tmp_path):
+    critic, context = make_fsdp(path, config=config, context={"head": "value"}), {"head": "value", "seed": 1}
+    train(critic, make_batch(), 2)
+    checkpoint, target = tmp_path / "checkpoint", tmp_path / "exported"
+    checkpoint.mkdir()
+    target.mkdir()
+    critic.save(checkpoint)
+
+    type(critic).export(checkpoint, target)
+
+    found, expected = make_local(str(target), context=context), critic
+    values = [one.forward(make_batch(), temperature=1.0).values for one in (found, expected)]
+    torch.testing.assert_close(*values, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks for it

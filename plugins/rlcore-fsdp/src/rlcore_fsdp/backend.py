@@ -27,7 +27,7 @@ from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
-from rlcore_fsdp.checkpoint import MODEL, State
+from rlcore_fsdp.checkpoint import MODEL, VALUE_HEAD, State
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
 from rlcore_fsdp.model import PackedModel, build, check_cut
@@ -170,7 +170,7 @@ class FSDPBackend:
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """A Hugging Face model; of adapters the merged model, and themselves in `adapter/` as peft reads them."""
+        """A Hugging Face model, a critic's with its head; of adapters the merged one, and `adapter/` as peft reads them."""
         checkpoint.export(source, target)
 
     @staticmethod
@@ -269,7 +269,7 @@ class FSDPBackend:
             return {MODEL + name: parameter.detach() for parameter, name in self._names.items()}
         named = {MODEL + name: tensor.detach() for name, tensor in self._packed.stored().items()}
         head = self._packed.value_head
-        return named | ({f"{MODEL}value_head.weight": head.weight.detach()} if head is not None else {})
+        return named | ({MODEL + VALUE_HEAD: head.weight.detach()} if head is not None else {})
 
     def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
         assert self._optimizer is not None, "save of a frozen model"
@@ -298,7 +298,7 @@ class FSDPBackend:
         return {
             name
             for parameter, name in self._names.items()
-            if parameter.dim() == 2 and id(parameter) not in others and not name.startswith("value_head")
+            if parameter.dim() == 2 and id(parameter) not in others and name != VALUE_HEAD
         }
 
     def _move(self, device: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -30,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from rlcore.errors import ModelError
 
 MODEL, OPTIMIZER = "model.", "optimizer."
+VALUE_HEAD, HEAD_FILE = "value_head.weight", "value_head.safetensors"
 _STATE = "backend.json"
 _SHARDS = "shards"
 _TIMEOUT_S = 3600.0
@@ -146,12 +148,15 @@ def export(source: Path, target: Path) -> None:
     whole = {name: torch.empty(shape) for name, shape in state.tensors.items() if name.startswith(MODEL)}
     read_tensors(source, whole, None, alone=True)
     named = {name.removeprefix(MODEL): tensor for name, tensor in whole.items()}
+    if VALUE_HEAD in named:
+        save_file({VALUE_HEAD: named.pop(VALUE_HEAD)}, target / HEAD_FILE)
     if state.adapter is not None:
         export_adapters(state.model_path, state.adapter, named, target)
         return
     config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(named, strict=False, assign=True)
+    loaded = model.load_state_dict(named, strict=False, assign=True)
+    assert not loaded.unexpected_keys, f"{source} holds tensors that are not the model's: {loaded.unexpected_keys[:3]}"
     model.tie_weights()
     model.save_pretrained(target)

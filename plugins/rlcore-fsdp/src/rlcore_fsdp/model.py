@@ -28,12 +28,12 @@ from rlcore.models.load import check_directory, check_same_files
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
+from rlcore_fsdp.checkpoint import HEAD_FILE, VALUE_HEAD
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.head import LogitRule, token_statistics
 from rlcore_fsdp.load import Conversion, load_shards, own_part, persistent_buffers
 from rlcore_fsdp.mesh import Grid
 
-VALUE_HEAD = "value_head.weight"
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Of logits, relative to the largest: packed samples against the model's own way."""
 
@@ -98,7 +98,7 @@ class PackedModel(nn.Module):
         """[2, n] log-probs and entropy, or [1, n] values, float32."""
         if self.value_head is not None:
             values: Tensor = self.value_head(hidden.float())
-            return values.t()
+            return values.t().clone()  # FSDP warns of views
         embedding = self.model.get_output_embeddings()
         return torch.stack(embedding.token_statistics(hidden, targets, temperature, self.rule))
 
@@ -262,7 +262,7 @@ def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
     weight: Any = head.weight
     whole = torch.empty(weight.shape)
     whole.normal_(std=1.0 / (weight.shape[1] + 1), generator=torch.Generator().manual_seed(seed))
-    if (trained := directory / "value_head.safetensors").is_file():
+    if (trained := directory / HEAD_FILE).is_file():
         whole = load_file(trained)[VALUE_HEAD]
     weight.to_local().copy_(whole[own_part(weight)])
 

@@ -113,7 +113,7 @@ class MegatronBackend:
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """A Hugging Face model in float32."""
+        """A Hugging Face model in float32, a critic's with its head."""
         from rlcore_megatron import checkpoint
 
         checkpoint.export(source, target)

@@ -148,7 +148,7 @@ class Engine:
                         own = part.narrow(where.axis, 0, where.stop - where.start)
                         tensors[f"{kind}.{where.name}"] = own.detach().to("cpu", torch.float32, copy=True)
                         slices[f"{kind}.{where.name}"] = where
-        about = checkpoint.State(num_steps=num_steps, model=self._sizes)
+        about = checkpoint.State(num_steps=num_steps, model=self._sizes, model_path=str(self._source.absolute()))
         return checkpoint.Saving(directory, self._source, about, tensors, slices, self._group)
 
     def load(self, directory: Path) -> int:
@@ -191,7 +191,7 @@ class Engine:
         device = self.grid.tensor.rank()
         made_here = {VALUE_HEAD}
         entries = [(p, e) for p, e in self._model.entries.items() if not made_here & set(e.names)]
-        trained_head = self._source / "value_head.safetensors"
+        trained_head = self._source / checkpoint.HEAD_FILE
         of_model = (path for path in self._source.glob("*.safetensors") if path != trained_head)
         with TensorFiles(self._source, of_model) as files:
             unknown = unknown_tensors(family, files.shapes)
