@@ -16,14 +16,7 @@ from rlcore.errors import ModelError, did_you_mean_path
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _SAMPLE_BYTES = 2**16
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
-_COPIED_FILES = (
-    "tokenizer*",
-    "vocab.*",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template*",
-)
+_COPIED_FILES = ("tokenizer*", "vocab.*", "merges.txt", "added_tokens.*", "special_tokens_map.*", "chat_template*")
 
 
 def check_directory(path: str, setting: str = "model.path") -> Path:
@@ -126,7 +119,18 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             f"model.path={path} cannot be loaded as a causal language model: {reason}\n"
             "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
         ) from error
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    check_positions(model.config, path)
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"
+            "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
+        )
+    return model.to(device).eval()
+
+
+def check_positions(config: Any, path: str | Path) -> None:
+    """Raises: ModelError: in a model of this configuration the positions of a sample depend on its neighbours."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)}
     if by_length := sorted(_BY_LENGTH & kinds):
         raise ModelError(
@@ -134,12 +138,6 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             " a sample's log-probs would depend on its neighbours\n"
             "Give config.json a fixed one, such as rope_type yarn or default, or choose another model."
         )
-    if missing := sorted(found["missing_keys"]):
-        raise ModelError(
-            f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"
-            "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
-        )
-    return model.to(device).eval()
 
 
 def check_same_files(directory: Path, device: Any) -> None:

@@ -311,6 +311,14 @@ def test_what_does_not_fit_is_refused_before_anything_starts(given, first, path)
         planned(path, **given)
 
 
+@pytest.mark.parametrize("check", [make_fsdp, planned], ids=["made", "planned"])
+def test_positions_that_depend_on_neighbours_are_refused(check, tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+
+    with pytest.raises(ModelError, match="rope_type=dynamic: its positions depend on the longest sample"):
+        check(save_model("llama", tmp_path, rope_parameters=rope))
+
+
 def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypatch):
     real = importlib.metadata.version
 

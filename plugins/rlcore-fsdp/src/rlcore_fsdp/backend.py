@@ -30,7 +30,7 @@ from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, VALUE_HEAD, State
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
-from rlcore_fsdp.model import PackedModel, build, check_cut
+from rlcore_fsdp.model import PackedModel, build, check_fits
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
@@ -198,7 +198,8 @@ class FSDPBackend:
         if config.optimizer == "adamw_8bit":
             eight_bit.check_installed()
         path = check_directory(model.path)
-        check_cut(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False), config)
+        hf_config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        check_fits(hf_config, config, model.path)
         return data_parallel_size(config, world_size)
 
     def offload(self) -> None:

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 )
 
 from rlcore.errors import ModelError
-from rlcore.models.load import check_directory, check_same_files
+from rlcore.models.load import check_directory, check_positions, check_same_files
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
@@ -134,7 +134,7 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     attention.register(compiled=config.compile)
     packed = PackedModel(_on_meta(directory), has_value_head=context.head == "value").eval()
     conversion = Conversion(packed.model)
-    check_cut(packed.model.config, config)
+    check_fits(packed.model.config, config, model.path)
     layers = find_layers(packed.model, config.layers)
     if config.lora_rank:
         lora.add_adapters(packed.model, config)
@@ -155,8 +155,9 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     return packed
 
 
-def check_cut(hf_config: Any, config: FSDPConfig) -> None:
-    """Raises: UserError: a model with this configuration cannot be cut as the settings say."""
+def check_fits(hf_config: Any, config: FSDPConfig, path: str) -> None:
+    """Raises: UserError: a model with this configuration cannot be packed, or cut as the settings say."""
+    check_positions(hf_config, path)
     context_parallel.check_heads(hf_config.get_text_config(), config.context_parallel)
     if config.tensor_parallel > 1:
         tensor_parallel.plan_of(hf_config)
