@@ -254,9 +254,38 @@ def test_layers_that_cannot_be_found_name_the_class_and_the_setting(path):
     assert find_layers(model, "model.layers") == list(model.model.layers)
 
 
-def test_a_wrong_place_of_the_layers_is_named(path):
+@pytest.mark.parametrize("when", ["made", "planned"])
+def test_a_wrong_place_of_the_layers_is_named(when, path):
     with pytest.raises(ModelError, match=r"backend\.layers=model\.blocks is no list of layers of Qwen2ForCausalLM"):
-        make_fsdp(path, config={"layers": "model.blocks"})
+        planned(path, layers="model.blocks") if when == "planned" else make_fsdp(
+            path, config={"layers": "model.blocks"}
+        )
+
+
+@pytest.mark.parametrize("when", ["made", "planned"])
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head", "q_porj"])
+def test_what_takes_no_adapter_is_named_with_what_does(target, when, path):
+    config = {"lora_rank": 2, "lora_targets": ("q_proj", target)}
+
+    with pytest.raises(ConfigError) as refused:
+        planned(path, **config) if when == "planned" else make_fsdp(path, config=config)
+
+    assert str(refused.value) == (
+        f"lora_targets: {target} is no linear module of Qwen2ForCausalLM that takes an adapter\n"
+        "Type  backend.lora_targets=[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj]  or some of them"
+    )
+
+
+def test_linear_modules_of_another_kind_take_no_adapters(tmp_path):
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=61, n_embd=32, n_head=4, n_layer=1, n_positions=64)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    with pytest.raises(
+        ConfigError, match=r"all-linear is no linear module of GPT2LMHeadModel.*\nType  backend.lora_rank=0"
+    ):
+        planned(str(tmp_path), lora_rank=2)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, VALUE_HEAD, State
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
-from rlcore_fsdp.model import PackedModel, build, check_fits
+from rlcore_fsdp.model import PackedModel, build, check_fits, check_parts
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
@@ -200,6 +200,7 @@ class FSDPBackend:
         path = check_directory(model.path)
         hf_config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         check_fits(hf_config, config, model.path)
+        check_parts(path, config)
         return data_parallel_size(config, world_size)
 
     def offload(self) -> None:

@@ -164,6 +164,15 @@ def check_fits(hf_config: Any, config: FSDPConfig, path: str) -> None:
         tensor_parallel.check_sizes(hf_config.get_text_config(), config.tensor_parallel)
 
 
+def check_parts(directory: Path, config: FSDPConfig) -> None:
+    """Raises: UserError: the model lacks a part that a setting names."""
+    if config.layers or config.lora_rank:
+        model = _on_meta(directory)
+        find_layers(model, config.layers)
+        if config.lora_rank:
+            lora.add_adapters(model, config)
+
+
 def find_layers(model: Any, path: str) -> list[nn.Module]:
     """The decoder layers.
 
