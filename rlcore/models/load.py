@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,19 @@ def check_positions(config: Any, path: str | Path) -> None:
         )
 
 
+def fingerprint(files: Iterable[Path]) -> int:
+    """56 bits of the files' names, sizes and a sample of their bytes."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for at in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                file.seek(at)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return int.from_bytes(digest.digest()[:7], "big")
+
+
 def check_same_files(directory: Path, device: Any) -> None:
     """All ranks must read the same files: names, sizes and a sample of the bytes are compared. Every rank calls it.
 
@@ -149,15 +162,8 @@ def check_same_files(directory: Path, device: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    digest = hashlib.sha256()
-    for path in sorted([directory / "config.json", *directory.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for at in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                file.seek(at)
-                digest.update(file.read(_SAMPLE_BYTES))
-    own = torch.tensor([int.from_bytes(digest.digest()[:7], "big")], device=device)
+    files = [directory / "config.json", *directory.glob("*.safetensors")]
+    own = torch.tensor([fingerprint(files)], device=device)
     found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
     if any(int(other) != int(own) for other in found):

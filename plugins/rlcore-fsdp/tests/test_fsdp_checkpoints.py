@@ -216,6 +216,32 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(backend, t
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.weights())
 
 
+@pytest.mark.parametrize("other", ["alpha", "base", "moved"])
+def test_adapters_of_another_base_or_alpha_are_refused(other, path, tmp_path):
+    config, options = {"lora_rank": 2, "lora_alpha": 2.0}, {}
+    backend, checkpoint = make_fsdp(path, config=config), tmp_path / "checkpoint"
+    train(backend, make_batch(), 1)
+    checkpoint.mkdir()
+    backend.save(checkpoint)
+    if other == "alpha":
+        options, message = {"lora_alpha": 8.0}, r"adapters with lora_alpha=2 and not 8"
+    elif other == "base":
+        path, message = save_model("qwen3", tmp_path / "other"), r"adapters of the weights in .*other has others"
+    else:
+        path = str(shutil.copytree(path, tmp_path / "moved"))
+    reader = make_fsdp(path, config=config | options, context={"seed": 5})
+    before = {name: tensor.clone() for name, tensor in reader.weights()}
+
+    if other == "moved":
+        reader.load(checkpoint)
+        expected = dict(backend.weights())
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in reader.weights())
+        return
+    with pytest.raises(ModelError, match=message):
+        reader.load(checkpoint)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in reader.weights())
+
+
 def test_a_checkpoint_of_another_class_is_refused(backend, tmp_path):
     other = make_fsdp(save_model("qwen2", tmp_path / "other"))
     (tmp_path / "checkpoint").mkdir()

@@ -158,6 +158,7 @@ class FSDPBackend:
         """Read everything into new tensors, and only then change anything. Any number of ranks may have written it."""
         state = checkpoint.read_state(directory)
         fresh = {name: torch.empty_like(tensor) for name, tensor in self._kept().items()}
+        checkpoint.check_same_adapters(directory, state, self._adapter(), self._model_config.path)
         checkpoint.check_same_model(directory, state, self._class_name(), fresh)
         moments = self._optimizer.empty_tensors(state.tensors) if self._optimizer is not None else {}
         checkpoint.read_tensors(directory, {**fresh, **moments}, self._save_group)
@@ -276,12 +277,13 @@ class FSDPBackend:
     def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
         assert self._optimizer is not None, "save of a frozen model"
         tensors = self._kept() | self._optimizer.tensors()
-        rank, alpha, targets = self._config.lora_rank, self._config.lora_alpha, list(self._config.lora_targets)
+        adapter = self._adapter()
         state = State(
             num_steps=self._num_steps,
             model_class=self._class_name(),
             model_path=str(Path(self._model_config.path).absolute()),
-            adapter={"lora_rank": rank, "lora_alpha": alpha, "lora_targets": targets} if rank else None,
+            adapter=adapter,
+            base=checkpoint.fingerprint_of(self._model_config.path) if adapter is not None else 0,
             counters=self._optimizer.counters(),
             tensors={name: list(tensor.shape) for name, tensor in tensors.items()},
         )
@@ -289,6 +291,11 @@ class FSDPBackend:
             self._packed.model.config.save_pretrained(directory)
             self._packed.model.generation_config.save_pretrained(directory)
         return checkpoint.save(directory, tensors, state, self._save_group, wait=wait)
+
+    def _adapter(self) -> dict[str, Any] | None:
+        """LoRA as a checkpoint describes it."""
+        rank, alpha, targets = self._config.lora_rank, self._config.lora_alpha, list(self._config.lora_targets)
+        return {"lora_rank": rank, "lora_alpha": alpha or float(rank), "lora_targets": targets} if rank else None
 
     def _class_name(self) -> str:
         return type(self._packed.model).__name__
