@@ -227,10 +227,9 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(config, world_size, messag
         ({"replicate": 0}, "replicate: expected at least 1, got 0"),
         ({"lora_sync": "adapters"}, "lora_sync: expected merged unless lora_rank is above 0, got adapters"),
         ({"lora_rank": -1}, "lora_rank: expected 0 or more, got -1"),
-        ({"lora_rank": 2, "tensor_parallel": 2}, "tensor_parallel: expected 1 when lora_rank is above 0, got 2"),
         ({"context_parallel": 2, "tensor_parallel": 2}, "context_parallel: expected 1 when tensor_parallel is above 1"),
     ],
-    ids=["nothing", "no adapters to send", "negative rank", "adapters and tensor", "context and tensor"],
+    ids=["nothing", "no adapters to send", "negative rank", "context and tensor"],
 )
 def test_settings_that_contradict_are_refused(settings, start):
     with pytest.raises(ConfigError) as refused:

@@ -37,6 +37,13 @@ CASES = {
     "critic-context": ((2,), "qwen2", {"context_parallel": 2}, {"head": "value"}),
     "adapters": ((1, 2, 4), "stories", {"lora_rank": 4, "lora_alpha": 8.0}, {}),
     "adapters-hybrid": ((4,), "qwen3", {"lora_rank": 2, "replicate": 2, "lora_targets": ("q_proj", "down_proj")}, {}),
+    "adapters-tensor": ((2, 4), "qwen3", {"lora_rank": 2, "lora_alpha": 3.0, "tensor_parallel": 2}, {}),
+    "adapters-tensor-hybrid": (
+        (4,),
+        "qwen2",
+        {"lora_rank": 2, "tensor_parallel": 2, "replicate": 2, "lora_targets": ("q_proj", "o_proj")},
+        {},
+    ),
     "every": ((2,), "stories", {"reduce_gradients": "every"}, {}),
     "kept": ((2,), "stories", {"reshard_after_forward": False}, {}),
     "host-memory": ((2,), "stories", {"cpu_offload": True}, {}),
