@@ -97,15 +97,16 @@ def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(resha
 
 def test_a_policy_recomputes_activations_though_its_reference_was_made_first(path):
     options = {"config": {"lora_rank": 2}, "gradient_checkpointing": True}
-    reference = make_fsdp(path, context={"trained": False}, **options)
+    alone = {"seed": 16}  # models of other tests may still be there to be shared
+    reference = make_fsdp(path, context=alone | {"trained": False}, **options)
 
-    policy = make_fsdp(path, **options)
+    policy = make_fsdp(path, context=alone, **options)
 
     assert policy._packed is reference._packed
     assert all(
         layer.gradient_checkpointing and layer.training for layer in find_layers(policy._packed.model, "model.layers")
     )
-    plain = make_fsdp(path, config={"lora_rank": 2})
+    plain = make_fsdp(path, config={"lora_rank": 2}, context=alone)
     assert train(policy, make_batch(), 2) == train(plain, make_batch(), 2)
 
 
