@@ -5,10 +5,11 @@
 Training: tokens per second at one and two workers (gloo), against PyTorch DDP and against a bare FSDP2 loop of the same
 model, in turn, in the same processes (in processor time too, for a machine that others use); all three get the same
 samples of equal length, so that nobody pads. The bare loops compute logits of all tokens; the backend those of the answers,
-with their entropy. Memory: peak of a rank while a model is loaded. Weights: streaming against one copy of the same bytes.
+with their entropy. Memory: peak of a rank while a model is loaded, and while it takes two steps. Weights: streaming against one copy of the same bytes.
 Head: log-probs at a vocabulary of 151,936.
 """
 
+import functools
 import multiprocessing
 import os
 import sys
@@ -42,7 +43,8 @@ def main() -> None:
             _run(1, _head, directory, what)
         os.environ["MALLOC_MMAP_THRESHOLD_"] = "1048576"  # what is freed goes back: memory is what is in use
         for world in (1, 2):
-            _run(world, _loading, directory, path)
+            for name in LOOPS:
+                _run(world, _memory, directory, path, name)
 
 
 def _save_model(directory: Path) -> str:
@@ -90,8 +92,7 @@ def _rank(rank: int, world: int, store: str, function: Callable[..., None], args
 
 
 def _training(rank: int, world: int, path: str) -> None:
-    loops = {"backend=fsdp": _Backend(path, rank, world), "bare FSDP2": _Bare(path, world, sharded=True)}
-    loops["DDP"] = _Bare(path, world, sharded=False)
+    loops = {name: make(path, rank, world) for name, make in LOOPS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     processor: dict[str, list[float]] = {name: [] for name in loops}
     for repeat in range(REPEATS + 1):
@@ -146,7 +147,7 @@ class _Backend:
 class _Bare:
     """transformers, one padded batch, log_softmax over all logits."""
 
-    def __init__(self, path: str, world: int, *, sharded: bool) -> None:
+    def __init__(self, path: str, rank: int, world: int, *, sharded: bool) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -162,7 +163,7 @@ class _Bare:
         else:
             self._model = torch.nn.parallel.DistributedDataParallel(model)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
-        self._ids = _ids(dist.get_rank())
+        self._ids = _ids(rank)
 
     def step(self) -> None:
         logits = self._model(input_ids=self._ids, use_cache=False).logits[:, :-1].float()
@@ -173,19 +174,30 @@ class _Bare:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def _loading(rank: int, world: int, path: str) -> None:
+LOOPS: dict[str, Callable[[str, int, int], Any]] = {
+    "backend=fsdp": _Backend,
+    "bare FSDP2": functools.partial(_Bare, sharded=True),
+    "DDP": functools.partial(_Bare, sharded=False),
+}
+
+
+def _memory(rank: int, world: int, path: str, name: str) -> None:
     import rlcore_fsdp
     import transformers.models.llama.modeling_llama
 
     assert rlcore_fsdp and transformers.models.llama.modeling_llama
-    with _Peak() as peak:
-        backend = _new_backend(path, rank, world)
+    before = _own_memory()
+    with _Peak() as loading:
+        loop = LOOPS[name](path, rank, world)
+    with _Peak() as training:
+        for _ in range(2):
+            loop.step()
     if rank == 0:
-        whole = sum(parameter.numel() * parameter.element_size() for parameter in backend._packed.parameters())
-        shard, largest = whole / world / MB, VOCAB * 512 * 4 / MB
+        whole = sum(Path(file).stat().st_size for file in Path(path).glob("*.safetensors")) / MB
         print(
-            f"loading, {world} workers: peak +{peak.megabytes:.0f} MB on rank 0; shard"
-            f" {shard:.0f} MB, the largest parameter {largest:.0f} MB",
+            f"memory, {world} workers, {name}: peak of rank 0 {loading.most - before / MB:.0f} MB while loading,"
+            f" {training.most - before / MB:.0f} MB in training; its share of the parameters"
+            f" {whole / (1 if name == 'DDP' else world):.0f} MB, of them with gradients and moments four times as much",
             flush=True,
         )
 
@@ -243,7 +255,7 @@ class _Peak:
 
     def __enter__(self) -> "_Peak":
         self._ended = threading.Event()
-        self._before = self._most = _own_memory()
+        self._before = self._bytes = _own_memory()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -251,15 +263,20 @@ class _Peak:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._most = max(self._most, _own_memory())
+        self._bytes = max(self._bytes, _own_memory())
 
     @property
     def megabytes(self) -> float:
-        return (self._most - self._before) / MB
+        return (self._bytes - self._before) / MB
+
+    @property
+    def most(self) -> float:
+        """In megabytes, with what was there before."""
+        return self._bytes / MB
 
     def _watch(self) -> None:
         while not self._ended.wait(0.002):
-            self._most = max(self._most, _own_memory())
+            self._bytes = max(self._bytes, _own_memory())
 
 
 def _own_memory() -> float:

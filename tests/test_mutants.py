@@ -390,6 +390,12 @@ def not_checked(self, directory):
         return
 
 
+@staticmethod
+def exported_without_the_head(source, target):
+    LocalBackend.export(source, target)
+    (target / "value_head.safetensors").unlink()
+
+
 def reloaded_without_moments(self):
     self._optimizer.state.clear()
 
@@ -458,6 +464,7 @@ for test, suites in {
         "changes first, checks later": backend(load=half_loaded),
         "goes on": backend(load=not_checked),
     },
+    "an_exported_critic_gives_the_same_values": {"forgets the head": backend(export=exported_without_the_head)},
     "offload_and_reload_bring_everything_back": {
         "forgets the moments": backend(reload=reloaded_without_moments),
         "has no weights while it is away": backend(offload=put_away, reload=brought_back),

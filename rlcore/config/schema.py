@@ -130,7 +130,7 @@ class CheckpointConfig:
     """0: only at the end."""
     keep_last: int = 2
     background: bool = True
-    """Train on while a backend that can (fsdp) writes, from a copy in host memory; complete when the next step ends."""
+    """Train on while a backend that can (fsdp, megatron) writes, from a copy in host memory; complete when the next step ends."""
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 50)

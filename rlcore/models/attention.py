@@ -101,7 +101,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention function. query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D]."""
     refuse_unknown(module, options)
-    assert packing is not None, "rlcore_packed attention needs packing="
+    if packing is None:
+        raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
     outputs = []
     for bucket in packing.buckets:
         q, k, v = (_side_by_side(states[0], bucket) for states in (query, key, value))

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,7 @@ from rlcore.errors import ModelError, did_you_mean_path
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _SAMPLE_BYTES = 2**16
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
-_COPIED_FILES = (
-    "tokenizer*",
-    "vocab.*",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template*",
-)
+_COPIED_FILES = ("tokenizer*", "vocab.*", "merges.txt", "added_tokens.*", "special_tokens_map.*", "chat_template*")
 
 
 def check_directory(path: str, setting: str = "model.path") -> Path:
@@ -126,7 +119,18 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             f"model.path={path} cannot be loaded as a causal language model: {reason}\n"
             "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
         ) from error
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    check_positions(model.config, path)
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"
+            "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
+        )
+    return model.to(device).eval()
+
+
+def check_positions(config: Any, path: str | Path) -> None:
+    """Raises: ModelError: in a model of this configuration the positions of a sample depend on its neighbours."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)}
     if by_length := sorted(_BY_LENGTH & kinds):
         raise ModelError(
@@ -134,12 +138,19 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             " a sample's log-probs would depend on its neighbours\n"
             "Give config.json a fixed one, such as rope_type yarn or default, or choose another model."
         )
-    if missing := sorted(found["missing_keys"]):
-        raise ModelError(
-            f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"
-            "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
-        )
-    return model.to(device).eval()
+
+
+def fingerprint(files: Iterable[Path]) -> int:
+    """56 bits of the files' names, sizes and a sample of their bytes."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for at in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                file.seek(at)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return int.from_bytes(digest.digest()[:7], "big")
 
 
 def check_same_files(directory: Path, device: Any) -> None:
@@ -151,15 +162,8 @@ def check_same_files(directory: Path, device: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    digest = hashlib.sha256()
-    for path in sorted([directory / "config.json", *directory.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for at in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                file.seek(at)
-                digest.update(file.read(_SAMPLE_BYTES))
-    own = torch.tensor([int.from_bytes(digest.digest()[:7], "big")], device=device)
+    files = [directory / "config.json", *directory.glob("*.safetensors")]
+    own = torch.tensor([fingerprint(files)], device=device)
     found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
     if any(int(other) != int(own) for other in found):

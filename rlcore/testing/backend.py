@@ -157,6 +157,19 @@ class BackendContract(UsesModel):
             assert torch.equal(flat(other), before), f"load() without {path.name} raised after it had changed weights"
             beside.rename(path)
 
+    def test_an_exported_critic_gives_the_same_values(self, model_path: str, tmp_path: Path) -> None:
+        critic, saved, exported = self.new(model_path, head="value"), tmp_path / "saved", tmp_path / "exported"
+        critic.forward_backward(self.batch(), square_error, temperature=1.0)
+        critic.step()
+        for directory in (saved, exported):
+            directory.mkdir()
+        critic.save(saved)
+        type(critic).export(saved, exported)
+        with allowed("an exported critic is a whole model with its head in value_head.safetensors"):
+            other = self.new(str(exported), head="value", seed=1)
+        found, wanted = (on_cpu(one.forward(self.batch(), temperature=1.0).values) for one in (other, critic))
+        self.near(found, wanted, "values of an exported critic, which may become a reward model")
+
     def test_offload_and_reload_bring_everything_back(self, model_path: str) -> None:
         backend, stayed = self.new(model_path), self.new(model_path)
         self.train(backend)
@@ -207,6 +220,12 @@ def likelihood(out: TokenOutputs, batch: Batch) -> tuple[Tensor, Metrics]:
     assert out.log_probs is not None, "a backend with head='token' gives log_probs"
     weight = (1.0 + batch["sample_id"]).repeat_interleave(batch.lengths.to(batch.device))
     return -(out.log_probs * weight * batch["loss_mask"]).sum() / 20, {}
+
+
+def square_error(out: TokenOutputs, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Of values that ought to be 1."""
+    assert out.values is not None, "a backend with head='value' gives values"
+    return (out.values - 1.0).square().sum(), {}
 
 
 def on_cpu(tensor: Tensor | None) -> Tensor:

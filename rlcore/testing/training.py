@@ -58,13 +58,14 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma2": ("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("Gemma3TextConfig", _GEMMA),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, "tie_word_embeddings": False, **_EXPERTS}),
+    "glm4_moe": ("Glm4MoeConfig", {"head_dim": 8, "n_routed_experts": 4, "first_k_dense_replace": 1, **_EXPERTS}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 """Name -> (configuration class of transformers, what differs from the sizes above)."""
 
 
 def save_model(family: str, directory: Path, **changes: Any) -> str:
-    """A random model on disk, with norms and biases that are not all one or zero; returns its path."""
+    """A random model on disk, with norms, biases and buffers that are not all one or zero; returns its path."""
     import transformers
 
     config_class, own = FAMILIES[family]
@@ -72,9 +73,9 @@ def save_model(family: str, directory: Path, **changes: Any) -> str:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config).float()
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1 if "norm" in name else 0.3)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.dim() == 1:
+                tensor.add_(torch.randn_like(tensor), alpha=0.1 if "norm" in name else 0.3)
     model.save_pretrained(directory)
     return str(directory)
 

@@ -254,7 +254,7 @@ def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
         if role == replace(_REWARD_MODEL, model=own) and not (Path(own) / "value_head.safetensors").is_file():
             raise ModelError(
                 f"reward.model={own} has no value_head.safetensors, so it is no reward model\n"
-                "Train one:  rlcore train algorithm=reward_model …   and give its  checkpoints/step_…/actor"
+                "Train one:  rlcore train algorithm=reward_model …   and give what  rlcore export RUN DIR  makes of it"
             )
         _check_vocabulary(setting if own else "model.path", models[role.name])
     return models

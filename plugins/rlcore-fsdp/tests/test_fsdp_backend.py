@@ -8,6 +8,7 @@ import pytest
 import torch
 from fsdp_cases import fsdp_weights, make_fsdp, make_local
 from rlcore_fsdp import FSDPBackend, FSDPConfig
+from rlcore_fsdp.attention import fits_kernel
 from rlcore_fsdp.memory import OutOfMemory
 from rlcore_fsdp.mesh import make_grid
 from rlcore_fsdp.model import find_layers
@@ -77,8 +78,9 @@ def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp
     assert float((found - fresh).abs().max()) > 0.1
 
 
-def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path):
-    batch, config = make_batch(), {"lora_rank": 2}
+@pytest.mark.parametrize("reshard", [True, False], ids=["resharded", "kept"])
+def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(reshard, path):
+    batch, config = make_batch(), {"lora_rank": 2, "reshard_after_forward": reshard}
     reference = make_fsdp(path, config=config, context={"trained": False})
     policy = make_fsdp(path, config=config)
     start = reference.forward(batch, temperature=1.0).log_probs
@@ -88,8 +90,24 @@ def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(path)
 
     assert torch.equal(after, start)
     assert float((trained - start).abs().max()) > 1e-3
+    assert train(policy, batch, 1)[0][1] > 0, "the reference leaves the policy's adapters trainable"
     ours, theirs = ({p.data_ptr() for p in one._packed.parameters()} for one in (policy, reference))
     assert ours == theirs
+
+
+def test_a_policy_recomputes_activations_though_its_reference_was_made_first(path):
+    options = {"config": {"lora_rank": 2}, "gradient_checkpointing": True}
+    alone = {"seed": 16}  # models of other tests may still be there to be shared
+    reference = make_fsdp(path, context=alone | {"trained": False}, **options)
+
+    policy = make_fsdp(path, context=alone, **options)
+
+    assert policy._packed is reference._packed
+    assert all(
+        layer.gradient_checkpointing and layer.training for layer in find_layers(policy._packed.model, "model.layers")
+    )
+    plain = make_fsdp(path, config={"lora_rank": 2}, context=alone)
+    assert train(policy, make_batch(), 2) == train(plain, make_batch(), 2)
 
 
 def test_two_policies_of_one_process_do_not_share_adapters(path):
@@ -142,6 +160,18 @@ def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
     assert history[1][0] != history[0][0]
     assert {parameter.dtype for parameter in rough._names} == {torch.float32}
     assert {tensor.dtype for _, tensor in rough.weights()} == {torch.bfloat16}
+
+
+def test_a_critic_in_bfloat16_has_a_float32_head(path):
+    critic, states = make_fsdp(path, context={"head": "value"}, precision="bfloat16"), []
+    hidden = critic._packed.hidden
+    critic._packed.hidden = lambda *args: states.append(hidden(*args)) or states[0]
+
+    values = critic.forward(make_batch([3]), temperature=1.0).values
+
+    assert states[0].dtype == torch.bfloat16
+    expected = states[0][1].float() @ fsdp_weights(critic)["value_head.weight"][0]
+    assert float(values[2]) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
@@ -198,10 +228,9 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(config, world_size, messag
         ({"replicate": 0}, "replicate: expected at least 1, got 0"),
         ({"lora_sync": "adapters"}, "lora_sync: expected merged unless lora_rank is above 0, got adapters"),
         ({"lora_rank": -1}, "lora_rank: expected 0 or more, got -1"),
-        ({"lora_rank": 2, "tensor_parallel": 2}, "tensor_parallel: expected 1 when lora_rank is above 0, got 2"),
         ({"context_parallel": 2, "tensor_parallel": 2}, "context_parallel: expected 1 when tensor_parallel is above 1"),
     ],
-    ids=["nothing", "no adapters to send", "negative rank", "adapters and tensor", "context and tensor"],
+    ids=["nothing", "no adapters to send", "negative rank", "context and tensor"],
 )
 def test_settings_that_contradict_are_refused(settings, start):
     with pytest.raises(ConfigError) as refused:
@@ -225,9 +254,38 @@ def test_layers_that_cannot_be_found_name_the_class_and_the_setting(path):
     assert find_layers(model, "model.layers") == list(model.model.layers)
 
 
-def test_a_wrong_place_of_the_layers_is_named(path):
+@pytest.mark.parametrize("when", ["made", "planned"])
+def test_a_wrong_place_of_the_layers_is_named(when, path):
     with pytest.raises(ModelError, match=r"backend\.layers=model\.blocks is no list of layers of Qwen2ForCausalLM"):
-        make_fsdp(path, config={"layers": "model.blocks"})
+        planned(path, layers="model.blocks") if when == "planned" else make_fsdp(
+            path, config={"layers": "model.blocks"}
+        )
+
+
+@pytest.mark.parametrize("when", ["made", "planned"])
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head", "q_porj"])
+def test_what_takes_no_adapter_is_named_with_what_does(target, when, path):
+    config = {"lora_rank": 2, "lora_targets": ("q_proj", target)}
+
+    with pytest.raises(ConfigError) as refused:
+        planned(path, **config) if when == "planned" else make_fsdp(path, config=config)
+
+    assert str(refused.value) == (
+        f"lora_targets: {target} is no linear module of Qwen2ForCausalLM that takes an adapter\n"
+        "Type  backend.lora_targets=[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj]  or some of them"
+    )
+
+
+def test_linear_modules_of_another_kind_take_no_adapters(tmp_path):
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=61, n_embd=32, n_head=4, n_layer=1, n_positions=64)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    with pytest.raises(
+        ConfigError, match=r"all-linear is no linear module of GPT2LMHeadModel.*\nType  backend.lora_rank=0"
+    ):
+        planned(str(tmp_path), lora_rank=2)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +340,14 @@ def test_what_does_not_fit_is_refused_before_anything_starts(given, first, path)
         planned(path, **given)
 
 
+@pytest.mark.parametrize("check", [make_fsdp, planned], ids=["made", "planned"])
+def test_positions_that_depend_on_neighbours_are_refused(check, tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+
+    with pytest.raises(ModelError, match="rope_type=dynamic: its positions depend on the longest sample"):
+        check(save_model("llama", tmp_path, rope_parameters=rope))
+
+
 def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypatch):
     real = importlib.metadata.version
 
@@ -299,10 +365,39 @@ def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypa
         planned(path, lora_rank=4)
 
 
+@pytest.mark.parametrize("make", [make_fsdp, make_local])
+def test_layers_that_pass_nothing_on_to_attention_are_refused(make, tmp_path):
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.StableLmConfig(vocab_size=61, num_key_value_heads=2, **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    with pytest.raises(ModelError, match=r"cannot train (FSDP)?StableLmForCausalLM: samples cannot be packed"):
+        make(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "fits"),
+    [
+        ((64, 64), torch.bfloat16, True),
+        ((64, 64), torch.float32, False),
+        ((192, 128), torch.bfloat16, False),
+        ((36, 36), torch.bfloat16, False),
+        ((512, 512), torch.bfloat16, False),
+    ],
+    ids=["it", "float32", "latent attention", "no multiple of 8", "too large"],
+)
+def test_the_flash_kernel_is_used_for_heads_that_it_has(sizes, dtype, fits):
+    query, value = (torch.empty(1, 2, 3, size, dtype=dtype) for size in sizes)
+
+    assert fits_kernel(query, value) is fits
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        ("missing", r"lacks \d+ weights of FSDP|lacks \d+ weights of Qwen2ForCausalLM, the first is"),
+        ("missing", r"lacks \d+ weights of Qwen2ForCausalLM, the first is"),
         ("garbage", "has a damaged file"),
         ("shape", r"has shape \[61, 32\], and its config.json wants \[70, 32\]"),
     ],
@@ -324,15 +419,17 @@ def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
         make_fsdp(str(broken))
 
 
-def test_lack_of_memory_says_what_was_computed_and_what_to_lower(path):
+@pytest.mark.parametrize("where", ["model", "loss"])
+def test_lack_of_memory_says_what_was_computed_and_what_to_lower(where, path):
     backend, batch = make_fsdp(path, max_tokens_per_device=40), make_batch([9, 20])
 
     def exhausted(*args):
         raise torch.OutOfMemoryError("tried to allocate 20 GiB\nmuch more text")
 
-    backend._packed.outputs = exhausted
+    if where == "model":
+        backend._packed.outputs = exhausted
     with pytest.raises(OutOfMemory) as refused:
-        backend.forward_backward(batch, policy_loss(batch), temperature=1.0)
+        backend.forward_backward(batch, policy_loss(batch) if where == "model" else exhausted, temperature=1.0)
 
     assert str(refused.value) == (
         "cpu ran out of memory in forward and backward of a micro-batch of 29 tokens: tried to allocate 20 GiB\n"

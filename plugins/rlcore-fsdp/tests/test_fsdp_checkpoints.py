@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp
+from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp, make_local
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ModelError
@@ -18,6 +18,7 @@ KINDS = {
     "dense": {},
     "tensor": {"tensor_parallel": 2},
     "adapters": {"lora_rank": 2},
+    "tensor-adapters": {"tensor_parallel": 2, "lora_rank": 2},
     "muon": {"optimizer": "muon"},
 }
 
@@ -113,7 +114,7 @@ def test_another_number_of_ranks_goes_on_the_same(kind, world, written, resumed)
 
     losses = torch.tensor([[row[0] for row in r[kind]["after"]] for r in reports if r[kind]["returns"]]).sum(0)
     per_rank = [[row[0] for row in report[kind]["after"]] for report in written[0]]
-    expected = torch.tensor(per_rank[:1] if kind == "tensor" else per_rank).sum(0)
+    expected = torch.tensor(per_rank[:1] if kind.startswith("tensor") else per_rank).sum(0)
     torch.testing.assert_close(losses, expected, atol=tolerance, rtol=1e-5)
     weights = load_file(written[1] / f"{kind}.safetensors")
     found = load_file(directory / f"{kind}.safetensors")
@@ -144,7 +145,7 @@ def backend(path):
     return make_fsdp(path)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "glm4_moe"])
 def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
     path, target = save_model(family, tmp_path / "model"), tmp_path / "exported"
     backend, batch = make_fsdp(path), make_batch([9])
@@ -161,6 +162,22 @@ def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
     torch.testing.assert_close(found[1:], expected[2:], atol=1e-5, rtol=1e-5)
     before = load_model(path)(batch["input_ids"][None]).logits[0, :-1].detach()
     assert float((before - logits).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("config", [{}, {"lora_rank": 2}], ids=["dense", "adapters"])
+def test_export_of_a_critic_has_its_values(config, path, tmp_path):
+    critic, context = make_fsdp(path, config=config, context={"head": "value"}), {"head": "value", "seed": 1}
+    train(critic, make_batch(), 2)
+    checkpoint, target = tmp_path / "checkpoint", tmp_path / "exported"
+    checkpoint.mkdir()
+    target.mkdir()
+    critic.save(checkpoint)
+
+    type(critic).export(checkpoint, target)
+
+    found, expected = make_local(str(target), context=context), critic
+    values = [one.forward(make_batch(), temperature=1.0).values for one in (found, expected)]
+    torch.testing.assert_close(*values, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks for it
@@ -198,6 +215,32 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(backend, t
 
     assert "Nothing was loaded" in str(refused.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.weights())
+
+
+@pytest.mark.parametrize("other", ["alpha", "base", "moved"])
+def test_adapters_of_another_base_or_alpha_are_refused(other, path, tmp_path):
+    config, options = {"lora_rank": 2, "lora_alpha": 2.0}, {}
+    backend, checkpoint = make_fsdp(path, config=config), tmp_path / "checkpoint"
+    train(backend, make_batch(), 1)
+    checkpoint.mkdir()
+    backend.save(checkpoint)
+    if other == "alpha":
+        options, message = {"lora_alpha": 8.0}, r"adapters with lora_alpha=2 and not 8"
+    elif other == "base":
+        path, message = save_model("qwen3", tmp_path / "other"), r"adapters of the weights in .*other has others"
+    else:
+        path = str(shutil.copytree(path, tmp_path / "moved"))
+    reader = make_fsdp(path, config=config | options, context={"seed": 5})
+    before = {name: tensor.clone() for name, tensor in reader.weights()}
+
+    if other == "moved":
+        reader.load(checkpoint)
+        expected = dict(backend.weights())
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in reader.weights())
+        return
+    with pytest.raises(ModelError, match=message):
+        reader.load(checkpoint)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in reader.weights())
 
 
 def test_a_checkpoint_of_another_class_is_refused(backend, tmp_path):

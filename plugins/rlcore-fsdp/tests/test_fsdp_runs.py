@@ -60,6 +60,18 @@ def test_two_ranks_train_as_local_does(algorithm, more, tmp_path, oracle):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("kept", ["backend.reshard_after_forward=false", "backend.tensor_parallel=2"])
+def test_adapters_beside_their_reference_train_on_two_ranks_as_on_one(kept, tmp_path):
+    adapters = ["backend=fsdp", "backend.lora_rank=4", "algorithm.kl.coefficient=0.1", "optimizer.lr=1e-3"]
+    for name, more in {"one": [], "two": [*TWO, kept]}.items():
+        train(settings(tmp_path / name, *adapters, *more), dry_run=False)
+
+    found, expected = metrics(tmp_path / "two"), metrics(tmp_path / "one")
+    for line, wanted in zip(found, expected, strict=True):
+        assert line == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+    assert found[-1]["actor/kl_to_reference"] > 1e-6, "the reference is what the policy was"
+
+
 def test_weights_of_two_ranks_travel_to_a_rollout_in_another_pool(tmp_path, oracle):
     ray.init(num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
     try:

@@ -30,7 +30,8 @@ def path(tmp_path_factory):
 def tensors_of(backend):
     """All that lies on the device."""
     engine = backend._engine
-    return [*(p for chunk in engine._model.chunks for p in chunk.parameters()), *engine._optimizer.tensors()]
+    own = [parameter for chunk in engine._model.chunks for parameter in chunk.parameters()]
+    return [*own, *engine._optimizer.tensors(), *engine._optimizer.gradients()]
 
 
 @pytest.mark.parametrize("distributed", [True, False])
@@ -51,6 +52,99 @@ def test_offload_empties_every_storage_and_training_goes_on(distributed, path):
     assert backend.step() == stayed.step(), "gradients that were there are there again"
     expected = whole_weights(stayed)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in backend.weights())
+
+
+def test_gradients_are_not_carried_between_two_steps(path):
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    backend, stayed = make_megatron(path), another_megatron(path)
+    for one in (backend, stayed):
+        train(one, make_batch(), 1)
+    backend.offload()
+
+    carried = backend._engine._away._storages
+    assert {g.untyped_storage()._cdata for g in backend._engine._optimizer.gradients()}.isdisjoint(carried)
+    assert RotaryEmbedding.forward.cache_info().currsize == 0, "rotary tables are on the device, too"
+    backend.reload()
+    assert train(backend, make_batch(), 2) == train(stayed, make_batch(), 2)
+
+
+def test_a_model_in_host_memory_says_so(path, tmp_path):
+    backend, batch = make_megatron(path), make_batch()
+    train(backend, batch, 1)
+    backend.save(tmp_path)
+    backend.offload()
+
+    for what, call in {
+        "compute with": lambda: backend.forward(batch, temperature=1.0),
+        "step": backend.step,
+        "save": lambda: backend.save(tmp_path),
+        "load": lambda: backend.load(tmp_path),
+    }.items():
+        with pytest.raises(RuntimeError, match=rf"{what} a model that is in host memory\nCall  reload\(\)"):
+            call()
+    backend.reload()
+    train(backend, batch, 1)
+
+
+def test_the_longest_sample_is_a_bound_that_repeats():
+    from rlcore_megatron.model import Samples
+
+    found = [Samples.of(lengths, "cpu").max_seqlen_q for lengths in ([1], [3, 9], [16, 2], [17], [1000, 7])]
+
+    assert found == [1, 16, 16, 32, 1024]
+
+
+@pytest.mark.parametrize(
+    ("settings", "multiple"),
+    [
+        ({}, 1),
+        ({"tensor_parallel": 4}, 1),
+        ({"tensor_parallel": 4, "sequence_parallel": True}, 4),
+        ({"fp8": "hybrid"}, 16),
+        ({"fp8": "hybrid", "tensor_parallel": 2, "sequence_parallel": True}, 32),
+    ],
+)
+def test_micro_batches_are_padded_to_what_matrices_need(settings, multiple):
+    assert MegatronConfig(**settings).token_multiple == multiple
+
+
+def test_padded_tokens_change_nothing(path):
+    plain, padded = make_megatron(path), another_megatron(path)
+    padded._engine._token_multiple = 16
+
+    found, expected = train(padded, make_batch(), 3), train(plain, make_batch(), 3)
+
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "precision", "used"),
+    [
+        ({}, "bfloat16", True),
+        ({}, "float32", False),
+        ({"layers": "local"}, "bfloat16", False),
+    ],
+)
+def test_transformer_engine_is_used_where_it_can_compute(settings, precision, used, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+    assert MegatronConfig(**settings).uses_transformer_engine(precision) is used
+
+
+@pytest.mark.parametrize("settings", [{"layers": "transformer_engine"}, {"fp8": "e4m3"}])
+def test_transformer_engine_in_float32_is_refused(settings, path):
+    with pytest.raises(ConfigError, match=r"computes in bfloat16, and model.precision=float32\nType  model.precision"):
+        planned(path, **settings)
+
+
+def test_the_estimate_of_memory_covers_both_precisions():
+    def each(config, **about):
+        return MegatronBackend.model_bytes(MegatronConfig(**config), 1000, **about) / 1000
+
+    assert each({}, world_size=1, trained=True) == 18  # bfloat16 with all of its float32 state
+    assert each({}, world_size=4, trained=True) == 10  # float32: 4 + 4 + 8 / 4
+    assert each({"tensor_parallel": 2}, world_size=4, trained=False) == 2
 
 
 def test_bfloat16_is_near_float32_and_trains_float32_parameters(tmp_path):
@@ -327,18 +421,23 @@ def test_settings_that_contradict_are_refused(settings, start):
 )
 @pytest.mark.parametrize("when", ["planned", "made"])
 def test_an_option_that_needs_transformer_engine_says_so(settings, named, when, path):
+    half = {"precision": "bfloat16"}
+
     with pytest.raises(ConfigError) as refused:
-        planned(path, **settings) if when == "planned" else make_megatron(path, config=settings)
+        planned(path, **half, **settings) if when == "planned" else make_megatron(path, config=settings, **half)
 
     first, second = str(refused.value).splitlines()
     assert first == f"backend=megatron with {named} needs Transformer Engine, which is not installed"
     assert second.startswith("Type  pip install --no-build-isolation 'transformer-engine[pytorch]'")
 
 
-def planned(path, *, device="cuda", world_size=8, **settings):
+def planned(path, *, device="cuda", world_size=8, precision="float32", **settings):
     """What is said before anything starts."""
     return MegatronBackend.data_parallel(
-        MegatronConfig(**settings), model=ModelConfig(path=path), world_size=world_size, device=device
+        MegatronConfig(**settings),
+        model=ModelConfig(path=path, precision=precision),
+        world_size=world_size,
+        device=device,
     )
 
 
@@ -441,7 +540,7 @@ def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
 
-    with pytest.raises(ModelError, match=f"has {what}, which backend=megatron does not have"):
+    with pytest.raises(ModelError, match=f"has {what}"):
         make_megatron(str(path))
 
 

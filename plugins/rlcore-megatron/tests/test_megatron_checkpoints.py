@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from megatron_cases import PRELOAD, another_megatron, make_megatron, save_model
+from megatron_cases import PRELOAD, another_megatron, make_local, make_megatron, save_model
 from rlcore_megatron import MegatronBackend
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from rlcore.errors import ModelError
 from rlcore.models.load import load_model
@@ -213,6 +214,45 @@ def test_a_critic_keeps_its_value_head(path, tmp_path):
 
     assert torch.equal(*values)
     assert "value_head.weight" in str(load_file(tmp_path / "shards" / "rank-00000.safetensors").keys())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"], ids=["tied", "untied"])
+def test_an_exported_critic_is_a_whole_model_with_its_head(family, tmp_path):
+    path, context = save_model(family, tmp_path / "model"), {"head": "value"}
+    critic, saved, target = make_megatron(path, context=context), tmp_path / "saved", tmp_path / "exported"
+    train(critic, make_batch(), 2)
+    saved.mkdir()
+    target.mkdir()
+    critic.save(saved)
+
+    MegatronBackend.export(saved, target)
+
+    found = make_local(str(target), context=context | {"seed": 5})
+    values = [one.forward(make_batch(), temperature=1.0).values for one in (found, critic)]
+    torch.testing.assert_close(*values, atol=2e-5, rtol=1e-5)
+    if family == "qwen3":
+        expected = load_model(path).lm_head.weight
+        assert torch.equal(load_model(str(target)).lm_head.weight, expected)
+        shutil.rmtree(path)
+        with pytest.raises(ModelError, match=r"there is no such directory"):
+            MegatronBackend.export(saved, target)
+
+
+def test_an_export_says_that_it_is_float32(tmp_path):
+    path = save_model("qwen3", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"dtype": "float32"', '"dtype": "bfloat16"'))
+    backend, saved, target = make_megatron(path), tmp_path / "saved", tmp_path / "exported"
+    train(backend, make_batch(), 1)
+    saved.mkdir()
+    target.mkdir()
+    backend.save(saved)
+    assert json.loads((saved / "config.json").read_text())["dtype"] == "bfloat16"
+
+    MegatronBackend.export(saved, target)
+
+    exported = dict(AutoModelForCausalLM.from_pretrained(target, local_files_only=True).named_parameters())
+    assert all(torch.equal(exported[name], weight) for name, weight in backend.weights())
 
 
 def test_a_checkpoint_before_the_first_step_has_no_moments(path, tmp_path):

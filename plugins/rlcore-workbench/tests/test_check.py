@@ -221,7 +221,7 @@ def test_attributes_of_the_suite_can_be_set():
         (["dispatch", "dp"], 6),
         (["tracker", "jsonl"], 5),
         (["dataset", "files", "--data", "d.jsonl"], 3),
-        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 8),
+        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 9),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value),
 )

@@ -17,6 +17,8 @@ from rlcore_fsdp.context_parallel import heads_to_tokens, tokens_to_heads
 
 NAME = "rlcore_fsdp"
 _HALF = (torch.bfloat16, torch.float16)
+_LARGEST_HEAD = 256
+"""Of the flash kernel."""
 
 
 class Layout:
@@ -63,11 +65,12 @@ def attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function. query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D]."""
-    assert packing is not None, "rlcore_fsdp attention needs packing="
+    if packing is None:
+        raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
     refuse_unknown(module, options)
     if packing.context is not None:
         query, key, value = (tokens_to_heads(states, packing.context) for states in (query, key, value))
-    if query.is_cuda and query.dtype in _HALF and softcap is None:
+    if query.is_cuda and softcap is None and fits_kernel(query, value):
         out = _flash(query, key, value, packing, scaling, sliding_window)
     else:
         out, _ = packed_attention(
@@ -82,6 +85,12 @@ def attention(
             softcap=softcap,
         )
     return (out if packing.context is None else heads_to_tokens(out, packing.context)), None
+
+
+def fits_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether the flash kernel has this type and these sizes of heads; heads of multi-head latent attention differ."""
+    size = query.shape[-1]
+    return query.dtype in _HALF and size == value.shape[-1] and size % 8 == 0 and size <= _LARGEST_HEAD
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None, window: int | None) -> Tensor:

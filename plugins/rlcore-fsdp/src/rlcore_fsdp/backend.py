@@ -20,16 +20,17 @@ from torch.distributed.tensor import DTensor
 from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
+from rlcore.models.activations import checkpoint_activations
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
-from rlcore_fsdp.checkpoint import MODEL, State
+from rlcore_fsdp.checkpoint import MODEL, VALUE_HEAD, State
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
-from rlcore_fsdp.model import PackedModel, build, check_cut
+from rlcore_fsdp.model import PackedModel, build, check_fits, check_parts
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
@@ -54,6 +55,8 @@ class FSDPBackend:
         names: dict[nn.Parameter, str] = {}
         if context.trained:
             self._packed.is_trained = True
+            if model.gradient_checkpointing:
+                checkpoint_activations(self._packed.model)
             names = self._packed.trained_parameters(adapters=config.lora_rank > 0)
         elif not config.lora_rank:
             self._packed.requires_grad_(False)
@@ -73,13 +76,15 @@ class FSDPBackend:
         offsets = batch.offsets()
         with self._adapters_as_they_should_be():
             for rows in self._plan(batch):
-                out, _ = self._outputs(batch.take(rows), temperature, "forward")
+                micro_batch = batch.take(rows)
+                with self._explained("forward", micro_batch.num_tokens):
+                    out, _ = self._outputs(micro_batch, temperature)
                 if not rows:
                     continue
                 where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
                 for name, column in found.items():
                     column[where.to(self._device)] = getattr(out, name)
-        self._packed.settle()
+            self._packed.settle()  # what turns the adapters on again must find the shards
         return TokenOutputs(**found)
 
     def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
@@ -91,13 +96,13 @@ class FSDPBackend:
             last = i == len(plan) - 1
             share_gradients(last or self._config.reduce_gradients == "every")
             micro_batch = batch if len(rows) == len(batch) else batch.take(rows)
-            out, total = self._outputs(micro_batch, temperature, "forward and backward")
-            if rows:
-                scalar, of_this = loss(out, micro_batch)
-                metrics.append(of_this)
-                # FSDP averages over ranks, and a loss is to be summed
-                total = total + scalar * self._grid.averaged_over
             with self._explained("forward and backward", micro_batch.num_tokens):
+                out, total = self._outputs(micro_batch, temperature)
+                if rows:
+                    scalar, of_this = loss(out, micro_batch)
+                    metrics.append(of_this)
+                    # FSDP averages over ranks, and a loss is to be summed
+                    total = total + scalar * self._grid.averaged_over
                 total.backward()  # type: ignore[no-untyped-call]
         return merge_metrics(metrics)
 
@@ -112,7 +117,7 @@ class FSDPBackend:
             return {"skipped": Mean(1.0), "lr": Mean(lr)}
         if self._optimizer_config.clip_grad_norm:
             clip(self._names, norm, self._optimizer_config.clip_grad_norm)
-        with self._explained("optimiser step", 0):
+        with self._explained("optimiser step"):
             self._optimizer.step(lr)
         self._num_steps += 1
         return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
@@ -153,6 +158,7 @@ class FSDPBackend:
         """Read everything into new tensors, and only then change anything. Any number of ranks may have written it."""
         state = checkpoint.read_state(directory)
         fresh = {name: torch.empty_like(tensor) for name, tensor in self._kept().items()}
+        checkpoint.check_same_adapters(directory, state, self._adapter(), self._model_config.path)
         checkpoint.check_same_model(directory, state, self._class_name(), fresh)
         moments = self._optimizer.empty_tensors(state.tensors) if self._optimizer is not None else {}
         checkpoint.read_tensors(directory, {**fresh, **moments}, self._save_group)
@@ -165,7 +171,7 @@ class FSDPBackend:
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """A Hugging Face model; of adapters the merged model, and themselves in `adapter/` as peft reads them."""
+        """A Hugging Face model, a critic's with its head; of adapters the merged one, and `adapter/` as peft reads them."""
         checkpoint.export(source, target)
 
     @staticmethod
@@ -193,7 +199,9 @@ class FSDPBackend:
         if config.optimizer == "adamw_8bit":
             eight_bit.check_installed()
         path = check_directory(model.path)
-        check_cut(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False), config)
+        hf_config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        check_fits(hf_config, config, model.path)
+        check_parts(path, config)
         return data_parallel_size(config, world_size)
 
     def offload(self) -> None:
@@ -229,7 +237,7 @@ class FSDPBackend:
             all_reduce(longest, dist.group.WORLD, dist.ReduceOp.MAX)  # type: ignore[arg-type]
         return plan + [[]] * (int(longest) - len(plan))
 
-    def _outputs(self, batch: Batch, temperature: float, phase: str) -> tuple[TokenOutputs, Tensor]:
+    def _outputs(self, batch: Batch, temperature: float) -> tuple[TokenOutputs, Tensor]:
         """[T] outputs, zero outside the loss mask, and a zero with a gradient. Token i comes from the state before it."""
         ids, lengths = batch["input_ids"], batch.lengths.tolist()
         where = batch["loss_mask"].nonzero().squeeze(1)
@@ -237,12 +245,11 @@ class FSDPBackend:
         where = where[~torch.isin(where, starts)]  # a first token has nothing before it
         layout = Layout(lengths if len(ids) else [1], self._device, self._grid.context)
         padded = torch.nn.functional.pad(ids, (0, layout.padding if len(ids) else 1 + layout.padding))
-        with self._explained(phase, len(padded)):
-            found, zero = self._packed(self._packed.outputs, padded, layout, where - 1, ids[where], temperature)
+        found, zero = self._packed(self._packed.outputs, padded, layout, where - 1, ids[where], temperature)
         spread = [torch.zeros(len(ids), device=self._device).index_put((where,), row) for row in found]
         return TokenOutputs(**dict(zip(self._output_names(), spread))), zero
 
-    def _explained(self, phase: str, num_tokens: int) -> AbstractContextManager[None]:
+    def _explained(self, phase: str, num_tokens: int | None = None) -> AbstractContextManager[None]:
         return memory.explained(phase, num_tokens, self._model_config.max_tokens_per_device, self._device)
 
     def _whole(self, parameter: Tensor, *, cast: bool = False) -> Tensor:
@@ -260,22 +267,23 @@ class FSDPBackend:
         return tensor.to(torch.bfloat16) if self._model_config.precision == "bfloat16" else tensor
 
     def _kept(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the model: model.NAME -> parameter."""
+        """What a checkpoint holds of the model: model.NAME -> parameter or buffer."""
         if self._config.lora_rank:
             return {MODEL + name: parameter.detach() for parameter, name in self._names.items()}
-        named = {MODEL + name: parameter.detach() for name, parameter in self._packed.model.named_parameters()}
+        named = {MODEL + name: tensor.detach() for name, tensor in self._packed.stored().items()}
         head = self._packed.value_head
-        return named | ({f"{MODEL}value_head.weight": head.weight.detach()} if head is not None else {})
+        return named | ({MODEL + VALUE_HEAD: head.weight.detach()} if head is not None else {})
 
     def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
         assert self._optimizer is not None, "save of a frozen model"
         tensors = self._kept() | self._optimizer.tensors()
-        rank, alpha, targets = self._config.lora_rank, self._config.lora_alpha, list(self._config.lora_targets)
+        adapter = self._adapter()
         state = State(
             num_steps=self._num_steps,
             model_class=self._class_name(),
             model_path=str(Path(self._model_config.path).absolute()),
-            adapter={"lora_rank": rank, "lora_alpha": alpha, "lora_targets": targets} if rank else None,
+            adapter=adapter,
+            base=checkpoint.fingerprint_of(self._model_config.path) if adapter is not None else 0,
             counters=self._optimizer.counters(),
             tensors={name: list(tensor.shape) for name, tensor in tensors.items()},
         )
@@ -283,6 +291,11 @@ class FSDPBackend:
             self._packed.model.config.save_pretrained(directory)
             self._packed.model.generation_config.save_pretrained(directory)
         return checkpoint.save(directory, tensors, state, self._save_group, wait=wait)
+
+    def _adapter(self) -> dict[str, Any] | None:
+        """LoRA as a checkpoint describes it."""
+        rank, alpha, targets = self._config.lora_rank, self._config.lora_alpha, list(self._config.lora_targets)
+        return {"lora_rank": rank, "lora_alpha": alpha or float(rank), "lora_targets": targets} if rank else None
 
     def _class_name(self) -> str:
         return type(self._packed.model).__name__
@@ -294,7 +307,7 @@ class FSDPBackend:
         return {
             name
             for parameter, name in self._names.items()
-            if parameter.dim() == 2 and id(parameter) not in others and not name.startswith("value_head")
+            if parameter.dim() == 2 and id(parameter) not in others and name != VALUE_HEAD
         }
 
     def _move(self, device: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -28,8 +29,10 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from rlcore.errors import ModelError
+from rlcore.models.load import check_directory, fingerprint
 
 MODEL, OPTIMIZER = "model.", "optimizer."
+VALUE_HEAD, HEAD_FILE = "value_head.weight", "value_head.safetensors"
 _STATE = "backend.json"
 _SHARDS = "shards"
 _TIMEOUT_S = 3600.0
@@ -45,6 +48,8 @@ class State:
     """Where the run began; adapters need the weights from there."""
     adapter: dict[str, Any] | None = None
     """rank, alpha and targets of LoRA."""
+    base: int = 0
+    """Fingerprint of the weights that adapters belong to; 0 without adapters."""
     counters: dict[str, dict[str, float]] = field(default_factory=dict)
     """Parameter -> what the optimiser counts for it."""
     tensors: dict[str, list[int]] = field(default_factory=dict)
@@ -105,6 +110,32 @@ def read_state(directory: Path) -> State:
     return state
 
 
+def fingerprint_of(model_path: str | Path) -> int:
+    """The same wherever the weights lie."""
+    files = check_directory(str(model_path)).glob("*.safetensors")
+    return fingerprint(path for path in files if path.name != HEAD_FILE)
+
+
+def check_same_adapters(directory: Path, state: State, adapter: Mapping[str, Any] | None, model_path: str) -> None:
+    """Raises: ModelError: what the checkpoint adds to is another model, or it adds another multiple."""
+    if state.adapter is None or adapter is None:
+        return
+    found, wanted = ({name: of[name] for name in ("lora_rank", "lora_alpha")} for of in (state.adapter, adapter))
+    if found != wanted:
+        differ = ", ".join(
+            f"{name}={value:g} and not {wanted[name]:g}" for name, value in found.items() if value != wanted[name]
+        )
+        raise ModelError(
+            f"{directory} holds adapters with {differ}\n"
+            "Give the backend settings that the run began with. Nothing was loaded."
+        )
+    if state.base and state.base != fingerprint_of(model_path):
+        raise ModelError(
+            f"{directory} holds adapters of the weights in {state.model_path}, and model.path={model_path} has others\n"
+            "Give the model.path that the run began with, or a copy of it. Nothing was loaded."
+        )
+
+
 def check_same_model(directory: Path, state: State, model_class: str, tensors: Mapping[str, Tensor]) -> None:
     """Raises: ModelError: the checkpoint is of another model."""
     stored = {name: shape for name, shape in state.tensors.items() if name.startswith(MODEL)}
@@ -146,12 +177,16 @@ def export(source: Path, target: Path) -> None:
     whole = {name: torch.empty(shape) for name, shape in state.tensors.items() if name.startswith(MODEL)}
     read_tensors(source, whole, None, alone=True)
     named = {name.removeprefix(MODEL): tensor for name, tensor in whole.items()}
+    if VALUE_HEAD in named:
+        save_file({VALUE_HEAD: named.pop(VALUE_HEAD)}, target / HEAD_FILE)
     if state.adapter is not None:
+        check_same_adapters(source, state, state.adapter, state.model_path)
         export_adapters(state.model_path, state.adapter, named, target)
         return
     config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(named, strict=False, assign=True)
+    loaded = model.load_state_dict(named, strict=False, assign=True)
+    assert not loaded.unexpected_keys, f"{source} holds tensors that are not the model's: {loaded.unexpected_keys[:3]}"
     model.tie_weights()
     model.save_pretrained(target)

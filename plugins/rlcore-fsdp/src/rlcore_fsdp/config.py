@@ -46,8 +46,6 @@ class FSDPConfig:
         for name in ("replicate", "tensor_parallel", "context_parallel"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
         require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank, 16)
-        both = self.lora_rank > 0 and self.tensor_parallel > 1
-        require(not both, "tensor_parallel", "1 when lora_rank is above 0", self.tensor_parallel, 1)
         alone = self.lora_sync == "adapters" and not self.lora_rank
         require(not alone, "lora_sync", "merged unless lora_rank is above 0", self.lora_sync, "merged")
         both = self.context_parallel > 1 and self.tensor_parallel > 1

@@ -31,7 +31,7 @@ class Conversion:
         self._model = model
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
-        self._wanted = dict(model.named_parameters(remove_duplicate=False))
+        self._wanted = dict(model.named_parameters(remove_duplicate=False)) | persistent_buffers(model)
 
     def target(self, key: str) -> tuple[str, str | None]:
         """The parameter of a stored tensor, and the pattern of its converter when it is only a part of it."""
@@ -54,8 +54,18 @@ class Conversion:
         return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
 
 
-def load_shards(parameters: Mapping[str, nn.Parameter], directory: Path, conversion: Conversion) -> None:
-    """Fill parameters (Hugging Face name -> local tensor or DTensor) from the safetensors of a model directory.
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Name -> buffer that is in files, as the bias is by which a mixture balances its experts."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def load_shards(parameters: Mapping[str, Tensor], directory: Path, conversion: Conversion) -> None:
+    """Fill parameters and buffers (Hugging Face name -> local tensor or DTensor) from the files of a model directory.
 
     Raises:
         ModelError: a weight is missing or has another shape, or a file is damaged.
@@ -110,7 +120,7 @@ def _natural(key: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in key.split(".")]
 
 
-def _fill(parameter: nn.Parameter, source: Any, name: str, directory: Path) -> None:
+def _fill(parameter: Tensor, source: Any, name: str, directory: Path) -> None:
     shape = list(source.get_shape() if hasattr(source, "get_shape") else source.shape)
     if shape != list(parameter.shape):
         raise ModelError(

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlcore.errors import ConfigError
 from rlcore.registry.versions import check_versions
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.load import own_part
@@ -24,11 +25,33 @@ ADAPTER = "default"
 
 
 def add_adapters(model: Any, config: FSDPConfig) -> None:
-    """Put adapters into a model, in place; everything else is frozen."""
+    """Put adapters into a model, in place; everything else is frozen.
+
+    Raises:
+        ConfigError: lora_targets are not names of linear modules.
+    """
     check_versions("rlcore-fsdp", "backend=fsdp", "lora")
     import peft
 
+    _check_targets(model, config)
     peft.inject_adapter_in_model(adapter_config(config), model, ADAPTER)
+
+
+def _check_targets(model: Any, config: FSDPConfig) -> None:
+    modules = dict(model.named_modules())
+    output = model.get_output_embeddings()
+    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not output}
+    names = ",".join(sorted({name.rpartition(".")[2] for name in linear}))
+    for target in config.lora_targets:
+        if target == "all-linear" and len(config.lora_targets) == 1:  # peft takes GPT-2's for linear, W transposed
+            named = linear | {name for name, module in modules.items() if type(module).__name__ == "Conv1D"}
+        else:
+            named = {name for name in modules if f".{name}".endswith(f".{target}")}
+        if not named or named - linear:
+            raise ConfigError(
+                f"lora_targets: {target} is no linear module of {type(model).__name__} that takes an adapter\nType  "
+                + (f"backend.lora_targets=[{names}]  or some of them" if names else "backend.lora_rank=0")
+            )
 
 
 def adapter_config(config: FSDPConfig) -> Any:
@@ -55,7 +78,7 @@ def plain_name(name: str) -> str:
 
 
 @torch.no_grad()
-def start_adapters(parameters: dict[str, nn.Parameter], seed: int) -> None:
+def start_adapters(parameters: dict[str, Tensor], seed: int) -> None:
     """A uniform in ±1/√in, B zero, by name and seed: the same on any number of ranks."""
     for name, parameter in parameters.items():
         local: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -24,17 +24,16 @@ from torch.distributed.fsdp import (
 )
 
 from rlcore.errors import ModelError
-from rlcore.models.activations import checkpoint_activations
-from rlcore.models.load import check_directory, check_same_files
+from rlcore.models.load import check_directory, check_positions, check_same_files
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
+from rlcore_fsdp.checkpoint import HEAD_FILE, VALUE_HEAD
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.head import LogitRule, token_statistics
-from rlcore_fsdp.load import Conversion, load_shards, own_part
+from rlcore_fsdp.load import Conversion, load_shards, own_part, persistent_buffers
 from rlcore_fsdp.mesh import Grid
 
-VALUE_HEAD = "value_head.weight"
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Of logits, relative to the largest: packed samples against the model's own way."""
 
@@ -98,7 +97,8 @@ class PackedModel(nn.Module):
     def head(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """[2, n] log-probs and entropy, or [1, n] values, float32."""
         if self.value_head is not None:
-            return torch.nn.functional.linear(hidden.float(), self.value_head.weight.float()).t()
+            values: Tensor = self.value_head(hidden.float())
+            return values.t().clone()  # FSDP warns of views
         embedding = self.model.get_output_embeddings()
         return torch.stack(embedding.token_statistics(hidden, targets, temperature, self.rule))
 
@@ -107,6 +107,10 @@ class PackedModel(nn.Module):
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+    def stored(self) -> dict[str, Tensor]:
+        """Name -> parameter or buffer of the model that its files hold."""
+        return {**dict(self.model.named_parameters()), **persistent_buffers(self.model)}
 
     def trained_parameters(self, *, adapters: bool) -> dict[nn.Parameter, str]:
         """Parameter -> name. A critic predicts no token: it leaves out an output embedding that is nothing else."""
@@ -130,19 +134,20 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     attention.register(compiled=config.compile)
     packed = PackedModel(_on_meta(directory), has_value_head=context.head == "value").eval()
     conversion = Conversion(packed.model)
-    check_cut(packed.model.config, config)
+    check_fits(packed.model.config, config, model.path)
     layers = find_layers(packed.model, config.layers)
     if config.lora_rank:
         lora.add_adapters(packed.model, config)
     if grid.tensor is not None:
         packed.partial = tensor_parallel.cut(packed.model, grid.tensor)
-    if context.trained and model.gradient_checkpointing:
-        checkpoint_activations(packed.model)
     _shard(packed, layers, model, config, grid)
     _materialise(packed, torch.device("cpu") if config.cpu_offload else device)
-    named = {lora.plain_name(name): parameter for name, parameter in packed.model.named_parameters()}
+    named = {lora.plain_name(name): tensor for name, tensor in packed.stored().items()}
     load_shards({n: p for n, p in named.items() if not lora.is_adapter(n)}, directory, conversion)
     lora.start_adapters({n: p for n, p in named.items() if lora.is_adapter(n)}, context.seed)
+    for module in packed.modules():  # with cpu_offload, FSDP brings parameters to the device and nothing else
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     if packed.value_head is not None:
         _start_value_head(packed.value_head, directory, context.seed)
     _check_packing(packed, model.precision, device)
@@ -150,12 +155,22 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     return packed
 
 
-def check_cut(hf_config: Any, config: FSDPConfig) -> None:
-    """Raises: UserError: a model with this configuration cannot be cut as the settings say."""
+def check_fits(hf_config: Any, config: FSDPConfig, path: str) -> None:
+    """Raises: UserError: a model with this configuration cannot be packed, or cut as the settings say."""
+    check_positions(hf_config, path)
     context_parallel.check_heads(hf_config.get_text_config(), config.context_parallel)
     if config.tensor_parallel > 1:
         tensor_parallel.plan_of(hf_config)
         tensor_parallel.check_sizes(hf_config.get_text_config(), config.tensor_parallel)
+
+
+def check_parts(directory: Path, config: FSDPConfig) -> None:
+    """Raises: UserError: the model lacks a part that a setting names."""
+    if config.layers or config.lora_rank:
+        model = _on_meta(directory)
+        find_layers(model, config.layers)
+        if config.lora_rank:
+            lora.add_adapters(model, config)
 
 
 def find_layers(model: Any, path: str) -> list[nn.Module]:
@@ -224,6 +239,9 @@ def _shard(packed: PackedModel, layers: list[nn.Module], model: ModelConfig, con
         fully_shard(packed.model.get_input_embeddings(), reshard_after_forward=config.reshard_after_forward, **options)
         fully_shard(head, reshard_after_forward=False, **options)
         register_fsdp_forward_method(head, "token_statistics")
+    if packed.value_head is not None:  # float32 whatever the model computes with
+        exact = {name: option for name, option in options.items() if name != "mp_policy"}
+        fully_shard(packed.value_head, reshard_after_forward=False, **exact)
     fully_shard(packed, reshard_after_forward=False, **options)
     assert isinstance(packed, FSDPModule)
 
@@ -254,7 +272,7 @@ def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
     weight: Any = head.weight
     whole = torch.empty(weight.shape)
     whole.normal_(std=1.0 / (weight.shape[1] + 1), generator=torch.Generator().manual_seed(seed))
-    if (trained := directory / "value_head.safetensors").is_file():
+    if (trained := directory / HEAD_FILE).is_file():
         whole = load_file(trained)[VALUE_HEAD]
     weight.to_local().copy_(whole[own_part(weight)])
 
@@ -281,8 +299,8 @@ def _check_packing(packed: PackedModel, precision: str, device: torch.device) ->
     try:
         model.set_attn_implementation(attention.NAME)
         found: Tensor = packed(ours)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ModelError):
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, (ModelError, torch.OutOfMemoryError)):
             raise
         raise _unsupported(model, str(error)) from error
     difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))

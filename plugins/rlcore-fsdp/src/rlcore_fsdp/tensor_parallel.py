@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from rlcore.errors import ConfigError, ModelError
+from rlcore_fsdp import lora
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _PARTIAL = "replicated_with_grad_allreduce"
@@ -29,7 +30,11 @@ def cut(model: Any, mesh: DeviceMesh) -> set[str]:
         ModelError: the family has no plan, or one with parts that are not known here.
     """
     plan = plan_of(model.config)
-    styles: dict[str, Any] = {name: _STYLES[kind]() for name, kind in plan.items() if kind in _STYLES}
+    styles: dict[str, Any] = {}
+    for name, module in model.base_model.named_modules():
+        kind = next((kind for pattern, kind in plan.items() if fnmatch.fnmatch(name, pattern)), "")
+        if kind in _STYLES:
+            styles |= {part: _STYLES[kind]() for part in _parts(name, module, kind)}
     parallelize_module(model.base_model, mesh, styles)
     partial = [name for name, kind in plan.items() if kind == _PARTIAL]
     return {
@@ -37,6 +42,16 @@ def cut(model: Any, mesh: DeviceMesh) -> set[str]:
         for name, _ in model.named_parameters()
         if any(fnmatch.fnmatch(name, f"*{pattern}.weight") for pattern in partial)
     }
+
+
+def _parts(name: str, module: Any, kind: str) -> list[str]:
+    """What of a linear module is cut: of one with an adapter also the factor that has the dimension which W is cut along.
+
+    The other factor is whole on every rank and sees whole activations there, so its gradient is the same on all of them.
+    """
+    if not hasattr(module, "lora_A"):
+        return [name]
+    return [f"{name}.base_layer", f"{name}.lora_{'B' if kind == 'colwise' else 'A'}.{lora.ADAPTER}"]
 
 
 def check_sizes(config: Any, size: int) -> None:

@@ -39,7 +39,7 @@ class MegatronBackend:
     def __init__(
         self, config: MegatronConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
     ) -> None:
-        check_installed(config)
+        check_installed(config, model.precision)
         _check_device()
         self._config, self._model_config, self._optimizer_config = config, model, optimizer
         self._context, self._device = context, torch.device(context.device)
@@ -113,7 +113,7 @@ class MegatronBackend:
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """A Hugging Face model in float32."""
+        """A Hugging Face model in float32, a critic's with its head."""
         from rlcore_megatron import checkpoint
 
         checkpoint.export(source, target)
@@ -125,10 +125,14 @@ class MegatronBackend:
 
     @staticmethod
     def model_bytes(config: MegatronConfig, num_parameters: int, *, world_size: int, trained: bool) -> int:
-        """A part of float32 parameters; gradients and two moments of what is trained. Experts count as if not shared."""
+        """A part of the parameters, with float32 gradients, main parameters and two moments of what is trained.
+
+        Of float32 and bfloat16 the one that takes more; experts count as if not shared.
+        """
         devices = config.tensor_parallel * config.pipeline_parallel
-        sharers = world_size // devices if config.distributed_optimizer else 1
-        return num_parameters // devices * (8 + 8 // max(1, sharers) if trained else 4)
+        sharers = max(1, world_size // devices) if config.distributed_optimizer else 1
+        each = max(4 + 4 + 8 / sharers, 2 + 4 + 12 / sharers) if trained else 4
+        return int(num_parameters // devices * each)
 
     @classmethod
     def data_parallel(cls, config: MegatronConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
@@ -137,7 +141,7 @@ class MegatronBackend:
         Raises:
             UserError: the pool, the model or what is installed does not fit the settings.
         """
-        return data_parallel_size(config, cls.families, model.path, world_size=world_size, device=device)
+        return data_parallel_size(config, cls.families, model, world_size=world_size, device=device)
 
     def offload(self) -> None:
         """Parameters, gradients and optimiser go to host memory."""

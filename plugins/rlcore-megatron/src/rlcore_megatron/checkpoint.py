@@ -23,11 +23,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlcore.errors import ModelError
+from rlcore.models.load import check_directory
+from rlcore_megatron.families import TOP
 from rlcore_megatron.files import TensorFiles, write
+from rlcore_megatron.fit import hf_config_of
 from rlcore_megatron.layout import VALUE_HEAD, Slice
 
 _STATE, _SHARDS = "backend.json", "shards"
 _CONFIGS = ("config.json", "generation_config.json")
+HEAD_FILE = "value_head.safetensors"
 _FILE_BYTES = 4 * 2**30
 _TIMEOUT_S = 3600.0
 
@@ -39,6 +43,8 @@ class State:
     num_steps: int
     model: dict[str, int | str]
     """Sizes of the model, head included."""
+    model_path: str = ""
+    """Where the run began; the output embedding that a critic does not train is there."""
     files: dict[str, int] = field(default_factory=dict)
     """Name -> size of every shard file."""
 
@@ -127,8 +133,9 @@ def export(source: Path, target: Path) -> None:
     with open_shards(source, state) as files:
         prefix = "param."
         names = [key.removeprefix(prefix) for key in files.shapes if key.startswith(prefix)]
-        wholes = [_whole(name, files.shapes[prefix + name]) for name in sorted(names) if name != VALUE_HEAD]
-        files.check(wholes, prefix)
+        every = [_whole(name, files.shapes[prefix + name]) for name in sorted(names)]
+        files.check(every, prefix)
+        wholes = [where for where in every if where.name != VALUE_HEAD]
         groups: list[list[Slice]] = [[]]
         room = _FILE_BYTES
         for where in wholes:
@@ -139,20 +146,38 @@ def export(source: Path, target: Path) -> None:
             groups[-1].append(where)
             room -= size
         weight_map: dict[str, str] = {}
+        num_bytes = 0
         for i, group in enumerate(groups, 1):
             file = f"model-{i:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else "model.safetensors"
             tensors = {where.name: files.read(where, prefix).contiguous() for where in group}
+            if not weight_map and state.model["head"] == "value":
+                tensors |= _not_trained(source, state)
             save_file(tensors, target / file, {"format": "pt"})
-            weight_map |= {where.name: file for where in group}
+            weight_map |= dict.fromkeys(tensors, file)
+            num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        for head in (where for where in every if where.name == VALUE_HEAD):
+            save_file({VALUE_HEAD: files.read(head, prefix).contiguous()}, target / HEAD_FILE)
     if len(groups) > 1:
-        index = {
-            "metadata": {"total_size": 4 * sum(torch.Size(w.shape).numel() for w in wholes)},
-            "weight_map": weight_map,
-        }
+        index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     for name in _CONFIGS:
         if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+            config = json.loads((source / name).read_text())
+            config.pop("torch_dtype", None)  # what older files call it
+            config |= {"dtype": "float32"} if name == "config.json" else {}
+            (target / name).write_text(json.dumps(config, indent=2))
+
+
+def _not_trained(source: Path, state: State) -> dict[str, Tensor]:
+    """The output embedding of a critic that has one of its own, from the model that the run began with."""
+    if hf_config_of(source).tie_word_embeddings:
+        return {}
+    began = check_directory(state.model_path, f"model.path of the run of {source}, now")
+    with TensorFiles(began, began.glob("*.safetensors")) as files:
+        (name,) = TOP["output_layer.weight"].theirs
+        where = _whole(name, files.shapes.get(name, (0,)))
+        files.check([where])
+        return {name: files.read(where).float().contiguous()}
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> Slice:

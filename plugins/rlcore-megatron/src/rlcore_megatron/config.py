@@ -33,7 +33,8 @@ class MegatronConfig:
     recompute: Literal["full", "selective"] = "full"
     """With model.gradient_checkpointing: whole layers, or their attention alone."""
     layers: Literal["auto", "transformer_engine", "local"] = "auto"
-    """Whose layers: Transformer Engine's, megatron-core's own, or Transformer Engine's where it is installed."""
+    """Whose layers: Transformer Engine's, megatron-core's own, or Transformer Engine's where it is installed and
+    model.precision is bfloat16, without which its packed attention cannot compute."""
     fp8: Literal["", "e4m3", "hybrid"] = ""
     """Handed to Transformer Engine; empty: no fp8."""
     weights_bucket_mb: int = 256
@@ -69,7 +70,13 @@ class MegatronConfig:
                 "Type  backend.layers=transformer_engine  or  backend.fp8=''"
             )
 
-    @property
-    def uses_transformer_engine(self) -> bool:
+    def uses_transformer_engine(self, precision: str) -> bool:
         """Whether the layers are Transformer Engine's."""
-        return self.layers != "local" and importlib.util.find_spec("transformer_engine") is not None
+        installed = importlib.util.find_spec("transformer_engine") is not None
+        return self.layers != "local" and precision == "bfloat16" and installed
+
+    @property
+    def token_multiple(self) -> int:
+        """Tokens of a micro-batch are padded to a multiple of this: equal parts for sequence parallelism, and matrices of
+        fp8 have sides that 16 divides."""
+        return (self.tensor_parallel if self.sequence_parallel else 1) * (16 if self.fp8 else 1)

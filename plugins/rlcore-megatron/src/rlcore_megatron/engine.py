@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -66,6 +67,8 @@ class Engine:
         self._stream = WeightStream(self._model, self.grid, config.weights_bucket_mb)
         self._group = dist.new_group(backend="gloo")
         self._away: HostCopy | None = None
+        self._has_gradients = False
+        self._token_multiple = config.token_multiple
 
     def run(
         self, micro_batches: Sequence[MicroBatch], compute: Callable[[int, Tensor], Tensor], *, backward: bool
@@ -76,11 +79,12 @@ class Engine:
             micro_batches: equally many on all ranks.
             compute: from the number of a micro-batch and its hidden states [T, D] to a scalar; on the last stage only.
         """
-        sequence_parallel, tensor = self._model.config.sequence_parallel, self.grid.tensor.size()
+        self._check_here("compute with")
+        self._has_gradients |= backward
 
         def forward_step(numbered: Iterator[tuple[int, MicroBatch]], chunk: nn.Module) -> tuple[Tensor, object]:
             i, (ids, lengths) = next(numbered)
-            padding = -len(ids) % tensor if sequence_parallel else 0
+            padding = -len(ids) % self._token_multiple
             samples = Samples.of(lengths + [padding] * (padding > 0), self._device)
             padded = nn.functional.pad(ids, (0, padding))[None]
             assert samples.packing is not None
@@ -123,6 +127,8 @@ class Engine:
     def step(self, lr: float) -> float | None:
         """The gradient's norm; None: it was not finite and nothing has changed."""
         assert self._optimizer is not None, "step on a frozen model"
+        self._check_here("step")
+        self._has_gradients = False
         return self._optimizer.step(lr)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -132,6 +138,7 @@ class Engine:
     def save(self, directory: Path, num_steps: int) -> checkpoint.Saving:
         """Each rank copies what no lower one has to host memory and begins to write it."""
         assert self._optimizer is not None, "save of a frozen model"
+        self._check_here("save")
         tensors: dict[str, Tensor] = {}
         slices: dict[str, Slice] = {}
         for parameter, entry in self._model.entries.items():
@@ -148,11 +155,12 @@ class Engine:
                         own = part.narrow(where.axis, 0, where.stop - where.start)
                         tensors[f"{kind}.{where.name}"] = own.detach().to("cpu", torch.float32, copy=True)
                         slices[f"{kind}.{where.name}"] = where
-        about = checkpoint.State(num_steps=num_steps, model=self._sizes)
+        about = checkpoint.State(num_steps=num_steps, model=self._sizes, model_path=str(self._source.absolute()))
         return checkpoint.Saving(directory, self._source, about, tensors, slices, self._group)
 
     def load(self, directory: Path) -> int:
         """Read what any grid has saved; returns the number of steps. Everything is checked before anything changes."""
+        self._check_here("load")
         state = checkpoint.read_state(directory)
         checkpoint.check_same_model(directory, state, self._sizes)
         kinds = ("param", *MOMENTS) if self._optimizer is not None and state.num_steps else ("param",)
@@ -176,9 +184,13 @@ class Engine:
         """Move everything to host memory."""
         if self._away is None:
             tensors = [tensor for chunk in self._model.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+            gradients = []
             if self._optimizer is not None:
                 tensors += self._optimizer.tensors()
-            self._away = HostCopy(tensors, self._device)
+                gradients = list(self._optimizer.gradients())
+            zeros = [] if self._has_gradients else gradients
+            self._away = HostCopy([*tensors, *gradients], self._device, zeros=zeros)
+            RotaryEmbedding.forward.cache_clear()
 
     def reload(self) -> None:
         """Bring it back."""
@@ -186,12 +198,16 @@ class Engine:
             self._away.restore()
             self._away = None
 
+    def _check_here(self, what: str) -> None:
+        if self._away is not None:
+            raise RuntimeError(f"{what} a model that is in host memory\nCall  reload()  first.")
+
     @torch.no_grad()
     def _read_weights(self, family: Family) -> None:
         device = self.grid.tensor.rank()
         made_here = {VALUE_HEAD}
         entries = [(p, e) for p, e in self._model.entries.items() if not made_here & set(e.names)]
-        trained_head = self._source / "value_head.safetensors"
+        trained_head = self._source / checkpoint.HEAD_FILE
         of_model = (path for path in self._source.glob("*.safetensors") if path != trained_head)
         with TensorFiles(self._source, of_model) as files:
             unknown = unknown_tensors(family, files.shapes)

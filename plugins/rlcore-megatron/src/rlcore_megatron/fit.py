@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.models.load import check_directory
+from rlcore.protocols.backend import ModelConfig
 from rlcore.registry.versions import check_versions
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family, family_of
@@ -15,7 +16,7 @@ from rlcore_megatron.rope import frequencies
 
 
 def data_parallel_size(
-    config: MegatronConfig, families: Mapping[str, Family], path: str, *, world_size: int, device: str
+    config: MegatronConfig, families: Mapping[str, Family], model: ModelConfig, *, world_size: int, device: str
 ) -> int:
     """Devices of a pool that get rows of their own.
 
@@ -24,12 +25,12 @@ def data_parallel_size(
     """
     if device == "cpu":
         raise no_cuda("the pool has CPUs")
-    check_installed(config)
+    check_installed(config, model.precision)
     check_sizes(config, world_size)
-    hf_config = hf_config_of(check_directory(path))
-    family_of(hf_config, families, path)
+    hf_config = hf_config_of(check_directory(model.path))
+    family_of(hf_config, families, model.path)
     check_divides(hf_config, config)
-    frequencies(hf_config, path)
+    frequencies(hf_config, model.path)
     return world_size // (config.tensor_parallel * config.pipeline_parallel)
 
 
@@ -41,11 +42,18 @@ def no_cuda(reason: str) -> ConfigError:
     )
 
 
-def check_installed(config: MegatronConfig) -> None:
-    """Raises: ConfigError: megatron-core, or Transformer Engine where a setting needs it, is not installed."""
+def check_installed(config: MegatronConfig, precision: str) -> None:
+    """Raises: ConfigError: megatron-core, or Transformer Engine where a setting needs it, is not installed or cannot do."""
     check_versions("rlcore-megatron", "backend=megatron")
+    if not config.fp8 and config.layers != "transformer_engine":
+        return
     needs = "layers=transformer_engine" if config.layers == "transformer_engine" else f"fp8={config.fp8}"
-    if (config.fp8 or config.layers == "transformer_engine") and not config.uses_transformer_engine:
+    if precision == "float32":
+        raise ConfigError(
+            f"backend=megatron with {needs} computes in bfloat16, and model.precision=float32\n"
+            "Type  model.precision=bfloat16  or  backend.layers=local backend.fp8=''"
+        )
+    if not config.uses_transformer_engine(precision):
         raise ConfigError(
             f"backend=megatron with {needs} needs Transformer Engine, which is not installed\n"
             "Type  pip install --no-build-isolation 'transformer-engine[pytorch]'  or  backend.layers=local backend.fp8=''"

@@ -11,11 +11,19 @@ from torch import Tensor
 class HostCopy:
     """The bytes of some tensors in host memory; views of them stay valid, as the storages themselves are emptied."""
 
-    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+    def __init__(self, tensors: Iterable[Tensor], device: torch.device, *, zeros: Iterable[Tensor] = ()) -> None:
+        """`zeros` are those among `tensors` that hold nothing else, and are not copied."""
         self._storages: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
+        empty = {tensor.untyped_storage()._cdata for tensor in zeros}
+        self._zeros: list[tuple[torch.UntypedStorage, int]] = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if tensor.device == device and storage.nbytes() and storage._cdata not in self._storages:
+            if tensor.device != device or not storage.nbytes() or storage._cdata in self._storages:
+                continue
+            if storage._cdata in empty:
+                self._zeros.append((storage, storage.nbytes()))
+                storage.resize_(0)
+            else:
                 self._storages[storage._cdata] = storage, _bytes(storage).to("cpu", copy=True)
         for storage, _ in self._storages.values():
             storage.resize_(0)
@@ -32,6 +40,9 @@ class HostCopy:
         for storage, copy in self._storages.values():
             storage.resize_(copy.numel())
             _bytes(storage).copy_(copy)
+        for storage, size in self._zeros:
+            storage.resize_(size)
+            _bytes(storage).zero_()
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

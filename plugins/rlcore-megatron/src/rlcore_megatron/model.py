@@ -47,7 +47,7 @@ class Samples(PackedSeqParams):  # type: ignore[misc]
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> Samples:
         borders = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
-        longest = max(lengths)
+        longest = 1 << (max(lengths) - 1).bit_length()  # a bound; megatron-core keeps a rotary table for each
         return cls(
             qkv_format="thd",
             cu_seqlens_q=borders,
@@ -154,7 +154,7 @@ def build(
     is_critic = context.head == "value"
     tied = bool(hf_config.tie_word_embeddings) and not is_critic  # a critic has no output embedding to tie
     transformer = _transformer_config(hf_config, family, config, model, trained=context.trained)
-    spec = _spec(transformer, config)
+    spec = _spec(transformer, config, model.precision)
     padded = -(-hf_config.vocab_size // config.tensor_parallel) * config.tensor_parallel
     if padded != hf_config.vocab_size and context.rank == 0:
         _log.warning(
@@ -198,7 +198,7 @@ def _transformer_config(
         recompute["recompute_granularity"] = config.recompute
         if config.recompute == "full":
             recompute |= {"recompute_method": "uniform", "recompute_num_layers": 1}
-    engine = config.uses_transformer_engine
+    engine = config.uses_transformer_engine(model.precision)
     if engine and experts:
         experts["moe_grouped_gemm"] = True
     overlapped = config.virtual_stages > 1
@@ -244,10 +244,10 @@ def _transformer_config(
     )
 
 
-def _spec(transformer: TransformerConfig, config: MegatronConfig) -> Any:
+def _spec(transformer: TransformerConfig, config: MegatronConfig, precision: str) -> Any:
     normed = transformer.qk_layernorm
     experts = transformer.num_moe_experts
-    if config.uses_transformer_engine:
+    if config.uses_transformer_engine(precision):
         return get_gpt_layer_with_transformer_engine_spec(
             num_experts=experts, moe_grouped_gemm=experts is not None, qk_layernorm=normed
         )

@@ -121,18 +121,21 @@ class Optimizer:
         for group in inner.optimizer.param_groups:  # where fused optimisers count
             group["step"] = num_steps
 
+    def gradients(self) -> Iterator[Tensor]:
+        """Their buffers: what is there since the last step, zero after it."""
+        yield from (buffer.grad_data for buffer in self._buffers())
+
     def tensors(self) -> Iterator[Tensor]:
-        """All that lies on the device: gradient buffers, float32 parameters, moments."""
-        for chunk in self.chunks:
-            for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
-                yield buffer.grad_data
-                if buffer.param_data is not None:
-                    yield buffer.param_data
+        """What else lies on the device: buffers of parameters, float32 parameters, moments."""
+        yield from (buffer.param_data for buffer in self._buffers() if buffer.param_data is not None)
         for inner in self._all():
             for group in inner.optimizer.param_groups:
                 yield from group["params"]
             for state in inner.optimizer.state.values():
                 yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _buffers(self) -> list[Any]:
+        return [buffer for chunk in self.chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
 
     def _all(self) -> list[Any]:
         chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import ModelError
+from rlcore.models.load import check_positions
 from rlcore_megatron.layout import head_size
 
 
@@ -19,6 +20,7 @@ def frequencies(hf_config: Any, path: str) -> Tensor:
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    check_positions(hf_config, path)
     rope = hf_config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "default":
@@ -27,7 +29,7 @@ def frequencies(hf_config: Any, path: str) -> Tensor:
             raise _no_rope(path, f"partial_rotary_factor={rope['partial_rotary_factor']}")
         steps: Tensor = torch.arange(0, size, 2, dtype=torch.int64).float() / size
         return torch.reciprocal(rope["rope_theta"] ** steps)
-    if kind in ("dynamic", "longrope") or kind not in ROPE_INIT_FUNCTIONS:
+    if kind not in ROPE_INIT_FUNCTIONS:
         raise _no_rope(path, f"rope_type={kind}")
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
     if factor != 1.0:
