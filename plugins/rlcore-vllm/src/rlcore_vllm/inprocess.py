@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -60,17 +60,23 @@ class InProcess:
         self._outboxes: dict[str, list[Any]] = {}
         """Name of a request in flight -> where its output goes."""
 
-    async def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]:
+    async def generate(
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+    ) -> AsyncIterator[Sample]:
         """Samples as they finish; closing aborts the rest."""
         outbox: list[Any] = []
-        asked = self._add(requests, options, outbox)
+        asked: dict[str, Request] = {}
         try:
+            for request, chosen in zip(requests, options):
+                asked[self._add(request, chosen, outbox)] = request
             while asked:
+                check()
                 if self._paused:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 self._step()
                 while outbox:
+                    check()  # whoever takes the samples may have loaded weights meanwhile
                     output = outbox.pop()
                     yield _sample(asked.pop(output.request_id), output.outputs[0])
                 await asyncio.sleep(0)  # a chance to be cancelled, for others to run, for new weights
@@ -133,23 +139,18 @@ class InProcess:
                     "Send it whole models:  rollout.lora_rank=0 backend.lora_sync=merged"
                 ) from error
 
-    def _add(
-        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], outbox: list[Any]
-    ) -> dict[str, Request]:
-        """Name in the engine -> request, in the order in which they were given."""
+    def _add(self, request: Request, chosen: dict[str, Any], outbox: list[Any]) -> str:
+        """Its name in the engine."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        asked: dict[str, Request] = {}
-        for request, chosen in zip(requests, options):
-            self._num_requests += 1
-            name = str(self._num_requests)
-            parameters = SamplingParams(**chosen, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
-            prompt = {"prompt_token_ids": list(request.prompt_ids)}
-            self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
-            asked[name] = request
-            self._outboxes[name] = outbox
-        return asked
+        self._num_requests += 1
+        name = str(self._num_requests)
+        parameters = SamplingParams(**chosen, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = {"prompt_token_ids": list(request.prompt_ids)}
+        self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
+        self._outboxes[name] = outbox
+        return name
 
     def _step(self) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,17 @@ class Server:
         else:
             self._post("/update_weight_version", {"new_version": "0"})
 
-    async def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]:
+    async def generate(
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+    ) -> AsyncIterator[Sample]:
         """Samples as they finish; closing aborts the rest."""
         room = asyncio.Semaphore(self._config.max_batch_size)
         tasks = [asyncio.create_task(self._one(room, *pair)) for pair in zip(requests, options)]
         try:
             for task in asyncio.as_completed(tasks):
-                yield await task
+                finished = await task
+                check()
+                yield finished
         finally:
             for task in tasks:
                 task.cancel()
