@@ -1,10 +1,12 @@
 """What can be wrong before an engine runs, and the line to type for it."""
 
 import pytest
-from conftest import ASSETS, make_vllm
+from conftest import ASSETS, make_vllm, requests_of
 from models import save_tiny
 from rlcore_vllm import VLLMConfig, VLLMRollout, install
+from rlcore_vllm.inprocess import _advice
 from rlcore_vllm.memory import cache_bytes
+from rlcore_vllm.requests import sample
 from rlcore_vllm.rollout import _mesh
 
 from rlcore.errors import ConfigError, ModelError
@@ -63,6 +65,32 @@ def test_ranks_of_one_engine_share_rows_and_the_first_returns_them():
         (1, 2, True),
         (1, 2, False),
     ]
+
+
+def test_each_rank_has_a_server_of_its_own_whatever_the_server_has():
+    config = VLLMConfig(url="http://a:1,http://b:2")
+    object.__setattr__(config, "tensor_parallel", 2)
+    places = [_mesh(config, RolloutContext(rank=rank, world_size=2)) for rank in range(2)]
+    assert [(place.dp_rank, place.dp_size, place.returns) for place in places] == [(0, 2, True), (1, 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("CUDA out of memory. Tried to allocate", "gpu_memory_utilization"),
+        ("KV cache is needed, which is larger than … Try decreasing `max_model_len`", "max_model_len"),
+        ("no such architecture", "rollout=hf"),
+    ],
+)
+def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(text, advice):
+    said = _advice(RuntimeError(text), VLLMConfig())
+    assert advice in said and ("rollout=hf" in said) == (advice == "rollout=hf")
+
+
+def test_a_response_that_was_aborted_before_its_first_token_is_a_sample():
+    request = requests_of([[3]])[0]
+    found = sample(request, [], [], "abort", (), 5)
+    assert (found.policy_version, found.finish_reason, list(found.token_ids)) == (5, "abort", [])
 
 
 def test_memory_too_small_for_one_sequence_is_refused_with_the_arithmetic(small_model, tmp_path):

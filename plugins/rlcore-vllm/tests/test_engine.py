@@ -165,6 +165,11 @@ def test_a_request_that_vllm_refuses_leaves_none_of_its_call_in_the_engine(engin
     assert not engine._engine._outboxes
 
 
+def test_weights_that_vllms_loader_leaves_out_are_missed(engine, model):
+    with pytest.raises(ModelError, match=r"loader left \d+ parameters as they were, the first is 'lm_head.weight'"):
+        engine._engine.load(iter(weights(model)[:3]), 7)
+
+
 def test_calls_that_overlap_get_their_own_samples(engine):
     first, second = requests_of([[3, 4]], max_response_tokens=30), requests_of([[9, 8], [5]], max_response_tokens=10)
 

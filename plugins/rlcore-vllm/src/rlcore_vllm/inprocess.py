@@ -22,7 +22,7 @@ from rlcore.types import Request, Sample
 from rlcore_vllm import adapters, host, memory
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
-from rlcore_vllm.requests import sample
+from rlcore_vllm.requests import check_taken, sample
 
 _CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the cache: the smallest that vLLM's CPU attention takes; a prefix is reused in whole blocks."""
@@ -51,7 +51,7 @@ class InProcess:
         self._adapter: Any = adapters.asked_with() if config.lora_rank else None
         if self._adapter:
             self._load_adapter(adapters.ExpectedAdapters(model.path, config.lora_rank).nothing())
-        self._engine.engine_core.set_weight_version("0")
+        self._engine.set_weight_version("0")
         self.limits = Limits(
             vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
         )
@@ -78,7 +78,7 @@ class InProcess:
                 while outbox:
                     check()  # whoever takes the samples may have loaded weights meanwhile
                     output = outbox.pop()
-                    yield _sample(asked.pop(output.request_id), output.outputs[0])
+                    yield self._sample(asked.pop(output.request_id), output.outputs[0])
                 await asyncio.sleep(0)  # a chance to be cancelled, for others to run, for new weights
         finally:
             self._abort(list(asked))
@@ -91,7 +91,7 @@ class InProcess:
             self._load_model(weights)
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
-        self._engine.engine_core.set_weight_version(str(version))
+        self._engine.set_weight_version(str(version))
 
     def pause(self) -> None:
         self._paused = True
@@ -127,7 +127,9 @@ class InProcess:
         call = self._engine.collective_rpc
         call("start_weight_update")
         call("update_weights", kwargs={"update_info": {"weights": weights}})
+        missing = call("rlcore_missing")
         call("finish_weight_update")
+        check_taken(missing)
 
     def _load_adapter(self, factors: Iterator[tuple[str, Tensor]]) -> None:
         with adapters.written(factors) as directory:
@@ -165,16 +167,16 @@ class InProcess:
             if outbox is not None:
                 outbox.append(output)
 
+    def _sample(self, request: Request, output: Any) -> Sample:
+        spans = [(span.version, span.start, span.end) for span in output.weight_versions]
+        version = int(self._engine.get_weight_version())
+        return sample(request, list(output.token_ids), output.logprobs.logprobs, output.finish_reason, spans, version)
+
     def _abort(self, names: list[str]) -> None:
         for name in names:
             self._outboxes.pop(name, None)
         if names and self._engine is not None:
             self._engine.abort_request(names)
-
-
-def _sample(request: Request, output: Any) -> Sample:
-    spans = [(span.version, span.start, span.end) for span in output.weight_versions]
-    return sample(request, list(output.token_ids), output.logprobs.logprobs, output.finish_reason, spans)
 
 
 def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> tuple[Any, dict[str, Any]]:
@@ -191,8 +193,7 @@ def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext
             engine.step()
     except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
         raise ModelError(
-            f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n"
-            "Use another engine for this model:  rollout=hf"
+            f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n{_advice(error, config)}"
         ) from error
     return engine, facts
 
@@ -254,6 +255,14 @@ def _end_groups(keep_default: bool) -> None:
     destroy_model_parallel()
     if not keep_default:
         destroy_distributed_environment()
+
+
+def _advice(error: BaseException, config: VLLMConfig) -> str:
+    """What to type after a start that failed."""
+    if not any(word in str(error).lower() for word in ("memory", "max_model_len")):
+        return "Use another engine for this model:  rollout=hf"
+    share = config.gpu_memory_utilization
+    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or less to hold:  rollout.max_model_len=4096"
 
 
 def _first_line(error: BaseException) -> str:

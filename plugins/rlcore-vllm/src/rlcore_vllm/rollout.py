@@ -123,7 +123,7 @@ def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> 
 
 def _mesh(config: VLLMConfig, context: RolloutContext) -> Mesh:
     """Neighbouring ranks share an engine; the first of them returns its samples."""
-    size, rank = config.tensor_parallel, context.rank
+    size, rank = 1 if config.url else config.tensor_parallel, context.rank
     if context.world_size % size:
         fitting = [str(n) for n in range(1, context.world_size + 1) if context.world_size % n == 0]
         raise ConfigError(

@@ -31,6 +31,7 @@ class WorkerExtension:
     """Methods that vLLM mixes into its worker; `self` is the worker."""
 
     model_runner: Any
+    weight_transfer_engine: Transfer
 
     def rlcore_prepare(self) -> dict[str, Any]:
         """Put the sampler in place; returns what the caller checks requests against. May be called twice."""
@@ -38,7 +39,12 @@ class WorkerExtension:
         if not isinstance(runner.sampler, TrainerSampler):
             runner.sampler = TrainerSampler("raw_logits", use_fp64_gumbel=runner.sampler.use_fp64_gumbel)
         model_config = runner.model_config
-        return {"max_model_len": model_config.max_model_len, **facts_of(model_config.hf_config)}
+        about = {"path": model_config.model, "precision": str(model_config.dtype).removeprefix("torch.")}
+        return {"max_model_len": model_config.max_model_len, **about, **facts_of(model_config.hf_config)}
+
+    def rlcore_missing(self) -> list[str]:
+        """Parameters that the update brought nothing for, asked before it is finished."""
+        return self.weight_transfer_engine.missing()
 
 
 class TrainerSampler(Sampler):
@@ -103,6 +109,9 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
 
     def start_weight_update(self) -> None:
         """Layers get new memory until they are whole."""
+        named = self.model.named_parameters(remove_duplicate=False)
+        self._identities = {name: id(parameter) for name, parameter in named}
+        self._loaded: set[int] = set()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -117,7 +126,13 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
 
     def receive_weights(self, update_info: TransferUpdate) -> None:
         """Through the model's own loader, which knows how names map and how tensors are split over ranks."""
-        self.model.load_weights(iter(update_info))
+        loaded = self.model.load_weights(iter(update_info))
+        # A loader that does not say what it took cannot be asked; vLLM's own check of files does the same.
+        self._loaded |= {self._identities.get(name, 0) for name in (self._identities if loaded is None else loaded)}
+
+    def missing(self) -> list[str]:
+        """Parameters without new values; tied ones are one."""
+        return [name for name, identity in self._identities.items() if identity not in self._loaded]
 
     def finish_weight_update(self) -> None:
         """Every layer computes with its new memory."""
