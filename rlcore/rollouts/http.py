@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
 import json
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from rlcore.errors import DeadlineExceeded, InfrastructureError
+
+
+class _Received(io.BytesIO):
+    """Bytes where http.client wants a socket to read from."""
+
+    def makefile(self, *_: object) -> _Received:
+        return self
 
 
 class BadAnswer(InfrastructureError):
@@ -53,10 +60,10 @@ class Server:
             content = None if body is None else json.dumps(body)
             connection.request(method, parts.path + path, content, {"Content-Type": "application/json", **self.headers})
             response = connection.getresponse()
-            return self._decoded(path, response.status, response.read())
+            return self._decoded(path, response)
         except TimeoutError as error:
             raise self._late(path) from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._silent(path, error) from error
         finally:
             connection.close()
@@ -65,17 +72,16 @@ class Server:
         """`call` with POST."""
         try:
             async with asyncio.timeout(self.timeout_s):
-                status, content = await self._post(path, json.dumps(body).encode())
+                return self._decoded(path, await self._post(path, json.dumps(body).encode()))
         except TimeoutError as error:
             raise self._late(path) from error
-        except (OSError, ValueError, IndexError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._silent(path, error) from error
-        return self._decoded(path, status, content)
 
-    async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and content. In HTTP/1.0 the end of the answer is the end of the connection."""
+    async def _post(self, path: str, body: bytes) -> http.client.HTTPResponse:
+        """The answer. In HTTP/1.0 its end is the end of the connection."""
         parts = urlsplit(self.url)
-        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
         reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
         try:
@@ -86,13 +92,16 @@ class Server:
             )
             writer.write(head.encode() + body)
             await writer.drain()
-            answer = await reader.read(-1)
+            received: Any = _Received(await reader.read(-1))
         finally:
             writer.close()
-        head_bytes, _, content = answer.partition(b"\r\n\r\n")
-        return int(head_bytes.split(maxsplit=2)[1]), content
+        response = http.client.HTTPResponse(received)
+        response.begin()
+        return response
 
-    def _decoded(self, path: str, status: int, content: bytes) -> Any:
+    def _decoded(self, path: str, response: http.client.HTTPResponse) -> Any:
+        """What it says; an answer that broke off is an error of http.client's or ValueError."""
+        status, content = response.status, response.read()
         if status != 200:
             text = content.decode(errors="replace").strip()[:500]
             raise BadAnswer(
@@ -100,8 +109,10 @@ class Server:
             )
         try:
             return json.loads(content) if content else None
-        except ValueError:  # some say yes in plain text
-            return content.decode(errors="replace")
+        except ValueError:
+            if response.headers.get_content_subtype() == "json":
+                raise
+            return content.decode(errors="replace")  # some say yes in plain text
 
     def _late(self, path: str) -> DeadlineExceeded:
         return DeadlineExceeded(
