@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.errors import ModelError, NumericalError
+from rlcore.errors import ModelError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import cache
 from rlcore.rollouts.cache import Decode, KeyValueCache, Prefill
-from rlcore.rollouts.checks import Limits, Readiness, unfit
+from rlcore.rollouts.checks import Limits, Readiness, check_finite, end_ids, unfit
 from rlcore.rollouts.sampler import SamplingArrays, draw
 from rlcore.types import FinishReason, Mesh, Request, Sample
 
@@ -60,7 +60,7 @@ class HFRollout:
         self._model: Any = load_model(model.path, device=context.device, dtype=dtype, attention="eager")
         self._model.requires_grad_(False)
         text_config = self._model.config.get_text_config()
-        self._end_ids = _end_ids(self._model)
+        self._end_ids = set(end_ids(model.path))
         longest = getattr(text_config, "max_position_embeddings", None) or sys.maxsize
         self._limits = Limits(
             vocab_size=int(text_config.vocab_size), context_length=longest, end_ids=tuple(sorted(self._end_ids))
@@ -182,10 +182,7 @@ class _Row:
     def add(self, token: int, log_prob: float) -> FinishReason | None:
         """Append a token; returns why the response ends, if it does."""
         if not math.isfinite(log_prob):
-            raise NumericalError(
-                f"request {self.request.request_id}: the model's logits are not finite at position {self.length}\n"
-                "Look for NaN or infinity in the weights of the last update."
-            )
+            check_finite(self.request, [*self.log_probs, log_prob])
         self.token_ids.append(token)
         self.log_probs.append(log_prob)
         if token in self._end_ids or self._has_stop_string():
@@ -328,15 +325,6 @@ def _logits(model: Any, input_ids: Tensor, step: Prefill | Decode, **options: An
         input_ids=input_ids, position_ids=step.position_ids, use_cache=False, step=step, **options
     ).logits
     return logits
-
-
-def _end_ids(model: Any) -> set[int]:
-    """End-of-sequence tokens of the generation config, else of the model's."""
-    for config in (model.generation_config, model.config.get_text_config()):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            return {ids} if isinstance(ids, int) else set(ids)
-    return set()
 
 
 @torch.inference_mode()
