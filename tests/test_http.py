@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from rlcore.errors import InfrastructureError
-from rlcore.rollouts.http import BadAnswer, Server
+from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.rollouts.http import BadAnswer, Server, bearer
 
 JSON, TEXT = "application/json", "text/plain"
 
@@ -74,6 +74,21 @@ def test_a_refusal_is_told_with_its_status(ask):
     with answering(b"no such path", kind=TEXT, status="404 Not Found") as server, pytest.raises(BadAnswer) as caught:
         ask(server)
     assert caught.value.status == 404 and "no such path" in str(caught.value)
+
+
+def test_a_server_with_a_key_says_how_to_give_it_and_gets_it(ask, monkeypatch):
+    with (
+        answering(b"{}", status="401 Unauthorized") as server,
+        pytest.raises(BadAnswer, match="api_key_variable=NAME"),
+    ):
+        ask(server)
+    monkeypatch.setenv("SOME_KEY", "abc")
+    assert bearer("SOME_KEY") == {"Authorization": "Bearer abc"} and bearer("") == {}
+    monkeypatch.delenv("SOME_KEY")
+    with pytest.raises(
+        ConfigError, match=r"api_key_variable=SOME_KEY: this variable is not set\nType  export SOME_KEY"
+    ):
+        bearer("SOME_KEY")
 
 
 def test_what_is_no_http_is_an_error():
