@@ -98,7 +98,7 @@ def seconds_until(condition, at_most):
 
 @pytest.mark.parametrize(
     ("host", "when"),
-    [("start", "import"), ("start", "schedulers"), ("start", "both"), ("generate", "busy"), ("load", "busy")],
+    [("start", "import"), ("start", "schedulers"), ("start", "both"), ("generate", "busy"), ("load", "taking")],
     indirect=["host"],
     ids=["importing", "starting schedulers", "starting schedulers, with its engine", "generating", "taking weights"],
 )
@@ -111,7 +111,10 @@ def test_nothing_is_left_when_the_host_is_killed(host, when):
         seconds_until(lambda: len(of(engine)) >= 3, _START_S)
     else:
         assert process.stdout.readline() == "started\n"
-        time.sleep(1.5)
+        if when == "taking":
+            assert [process.stdout.readline() for _ in range(2)] == ["took a piece\n"] * 2
+        else:
+            time.sleep(1.5)
         assert len(of(engine)) >= 3, "an engine, its scheduler and its detokenizer"
 
     process.kill()
