@@ -191,7 +191,7 @@ def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext
         )
         while engine.has_unfinished_requests():
             engine.step()
-    except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
         raise ModelError(
             f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n{_advice(error, config)}"
         ) from error
@@ -245,7 +245,7 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
         options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_CPU_STEP_TOKENS, context_length)}
     elif config.kv_cache_gb:
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
-    return options
+    return options | dict(config.engine_options)
 
 
 def _end_groups(keep_default: bool) -> None:

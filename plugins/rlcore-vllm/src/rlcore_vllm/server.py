@@ -36,11 +36,14 @@ class Server:
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         self._config = config
         self._url = _own_url(config, context)
-        self._server = http.Server(self._url, "vLLM", config.timeout_s, "python -m rlcore_vllm.serve MODEL --port PORT")
+        start, key = "python -m rlcore_vllm.serve MODEL --port PORT", http.bearer(config.api_key_variable)
+        self._server = http.Server(self._url, "vLLM", config.timeout_s, start, key)
         self._paused, self._version = False, 0
         facts = self._facts(model)
         self.limits = Limits(
-            vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
+            vocab_size=facts["vocab_size"],
+            context_length=min(facts["max_model_len"], config.max_model_len or facts["max_model_len"]),
+            end_ids=end_ids(model.path),
         )
         is_ours = Path(facts["path"]).resolve() == Path(model.path).resolve()
         if is_ours and self._get("/weight_info")["weight_version"] == _UNTOUCHED:
@@ -166,7 +169,7 @@ def _own_url(config: VLLMConfig, context: RolloutContext) -> str:
     if len(config.urls) != context.world_size:
         raise ConfigError(
             f"rollout.url names {len(config.urls)} servers, and the rollout's pool has {context.world_size} ranks\n"
-            f"Type  pools.rollout.devices_per_node={len(config.urls)}   with  placement=split, or name as many servers"
+            f"Type  placement=split pools.rollout.device=cpu pools.rollout.devices_per_node={len(config.urls)}"
         )
     return config.urls[context.rank]
 
