@@ -84,6 +84,37 @@ class TestServer(ModelRolloutContract):
         return small_model
 
 
+class TestServerByBroadcast(TestServer):
+    def make(self, model, context):
+        return connect(model.path, self.url, weights="broadcast")
+
+
+def test_one_group_broadcasts_every_update_in_buckets_and_another_after_one_that_failed(
+    server, small_model, monkeypatch
+):
+    engine, reference, asked = connect(small_model, server, weights="broadcast"), make_hf(small_model), [[3, 4], [5]]
+    paths, post = [], engine._engine._post
+    monkeypatch.setattr(engine._engine, "_post", lambda path, body=None: (paths.append(path), post(path, body))[1])
+    monkeypatch.setattr(server_module, "_MB", 100)
+    engine._engine._group = None  # that of the first weights, which it may have needed
+
+    def update(version, scale):
+        new = [(name, tensor.detach() * scale) for name, tensor in weights(small_model)]
+        for one in (engine, reference):
+            one.load_weights(iter(new), version)
+        found, wanted = (run(one, requests_of(asked)) for one in (engine, reference))
+        assert tokens(found) == tokens(wanted)
+        assert list(found[0].log_probs) == pytest.approx(list(wanted[0].log_probs), abs=2e-4)
+
+    update(3, 1.3)
+    update(4, 0.8)
+    assert (paths.count("/init_weight_transfer_engine"), paths.count("/update_weights")) == (1, 2)
+    with pytest.raises(ModelError, match="did not come"):
+        engine.load_weights(iter(weights(small_model)[:-1]), 5)
+    update(6, 1.1)
+    assert paths.count("/init_weight_transfer_engine") == 2
+
+
 def test_a_new_run_starts_from_its_own_model_and_not_from_what_an_earlier_one_left(server, small_model):
     asked = requests_of([[3, 4, 5], [6, 7]])
     before = connect(small_model, server)
@@ -246,6 +277,25 @@ def test_a_server_killed_while_generating_ends_the_call_at_once(mortal, small_mo
 
     with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
         asyncio.run(asyncio.wait_for(generate_and_kill(), 30))
+
+
+def test_a_server_killed_while_weights_are_broadcast_is_an_error_and_serves_nothing(mortal, small_model, monkeypatch):
+    process, url = mortal
+    engine = connect(small_model, url, weights="broadcast")
+    engine.load_weights(iter(weights(small_model)), 1)
+
+    def dying():
+        pairs = weights(small_model)
+        yield from pairs[:6]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+        yield from pairs[6:]
+
+    monkeypatch.setattr(server_module, "_MB", 100)
+    with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
+        engine.load_weights(dying(), 2)
+    with pytest.raises(InfrastructureError, match="no whole set of weights"):
+        run(engine, requests_of([[3, 4]]))
 
 
 def test_a_server_killed_while_weights_arrive_is_an_error_and_serves_nothing(mortal, small_model, monkeypatch):

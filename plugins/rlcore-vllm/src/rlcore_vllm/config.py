@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rlcore.errors import ConfigError, require
 
@@ -57,6 +57,9 @@ class VLLMConfig:
     rollout's own process."""
     api_key_variable: str = ""
     """With `url`: name of an environment variable whose value is sent as bearer token."""
+    weights: Literal["files", "broadcast"] = "files"
+    """With `url`: how weights get there. files: through `weights_directory`; broadcast: over the network, in a process group
+    with the server's ranks (gloo, or NCCL where this host has a GPU too)."""
     weights_directory: str = "/dev/shm"
     """With `url`: where weights are left for the server, which must see the same path."""
     bucket_mb: int = 256

@@ -1,4 +1,5 @@
-"""A vLLM server that runs already, made by `python -m rlcore_vllm.serve`: requests over HTTP, weights through files.
+"""A vLLM server that runs already, made by `python -m rlcore_vllm.serve`: requests over HTTP, weights through files or by
+broadcast.
 
 The server has devices of its own, so sleep and wake are nothing here. It is paused while weights come, and stays so when
 an update fails: then it serves nobody until a whole one has come.
@@ -8,13 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from torch import Tensor
 
+from rlcore.controller.weights import Broadcast, meeting_point
 from rlcore.errors import ConfigError, InfrastructureError
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
@@ -39,6 +45,9 @@ class Server:
         start, key = "python -m rlcore_vllm.serve MODEL --port PORT", http.bearer(config.api_key_variable)
         self._server = http.Server(self._url, "vLLM", config.timeout_s, start, key)
         self._paused, self._version = False, 0
+        self._device = context.device
+        self._group: Broadcast | None = None
+        """With the server's ranks: made by the first update, and anew after one that failed."""
         facts = self._facts(model)
         self.limits = Limits(
             vocab_size=facts["vocab_size"],
@@ -68,14 +77,18 @@ class Server:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Leave the weights in files, bucket by bucket, and tell the server where."""
+        """Leave the weights in files, bucket by bucket, and tell the server where; or broadcast them."""
         self._post("/pause?mode=keep")
         self._begin()
         try:
-            for number, bucket in enumerate(_buckets(weights, self._config.bucket_mb * _MB)):
-                self._hand_over(bucket, number)
+            if self._config.weights == "broadcast":
+                self._send(weights)
+            else:
+                for number, bucket in enumerate(_buckets(weights, self._config.bucket_mb * _MB)):
+                    self._hand_over(bucket, number)
             check_taken(self._call("rlcore_missing"))
         except BaseException:
+            self._group = None
             with contextlib.suppress(InfrastructureError):  # the first error is the one to tell
                 self._post("/abort_requests", {})  # what waits there gets an answer
             with contextlib.suppress(InfrastructureError):
@@ -134,6 +147,36 @@ class Server:
                 f"rollout.weights_directory={where}: {error}\n"
                 "Type another  rollout.weights_directory , or  rollout.bucket_mb=16  if it is full"
             ) from error
+
+    def _send(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        self._group = self._group or self._join()
+        with self._meanwhile("/update_weights", {"update_info": {"broadcast": True}}):
+            self._group.send(weights, self._config.bucket_mb * _MB)
+
+    def _join(self) -> Broadcast:
+        """Meet the server's ranks at the address from which this host reaches the server."""
+        server, timeout_s = urlsplit(self._url), self._config.timeout_s
+        port = server.port or (443 if server.scheme == "https" else 80)
+        with socket.create_connection((server.hostname or "", port), timeout_s) as connection:
+            address = connection.getsockname()[0]
+        store = meeting_point(address)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        size = 1 + int(self._get("/get_world_size")["world_size"])
+        place = {"address": address, "port": store.port, "world_size": size, "timeout_s": timeout_s}
+        with self._meanwhile("/init_weight_transfer_engine", {"init_info": place}):
+            return Broadcast(store, rank=0, world_size=size, device=self._device, timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def _meanwhile(self, path: str, body: Any) -> Iterator[None]:
+        """Ask the server for its part while this side does its own."""
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(self._post, path, body)
+            try:
+                yield
+            except RuntimeError:  # the group broke; the server may know why
+                asked.result()
+                raise
+            asked.result()
 
     def _facts(self, model: ModelConfig) -> dict[str, Any]:
         """What the server says of its model, which must be ours."""
