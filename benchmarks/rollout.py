@@ -35,7 +35,7 @@ SIZES = {"0.4 M": (128, 2), "3 M": (256, 4)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=list(ALONE))
-    parser.add_argument("--requests", type=int, default=32, help="in one call (32)")
+    parser.add_argument("--requests", type=int, help="in one call (64 for vllm, 32 for sglang, as their budgets say)")
     parser.add_argument("--size", choices=list(SIZES), help="only this one")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="rlcore-bench-") as directory:
         save_model(directory, *SIZES[asked.size])
-        measure(asked.engine, asked.size, directory, asked.requests)
+        measure(asked.engine, asked.size, directory, asked.requests or {"vllm": 64, "sglang": 32}[asked.engine])
 
 
 def measure(engine, size, path, num):

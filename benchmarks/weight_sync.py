@@ -4,7 +4,8 @@
     python benchmarks/weight_sync.py sglang    (about five minutes; in an environment with rlcore-sglang)
 
 A Llama of 100 MB, float32 on a CPU. `inprocess`, `object_store` and `collective` are whole syncs of a run, in one process
-and between two pools of Ray; `server` is the way to one that runs already, by files. The best of some turns.
+and between two pools of Ray; `disk` is SGLang's `rollout.weights=disk`; `server` is the way to one that runs already, by
+files. The best of some turns.
 """
 
 import socket
@@ -51,6 +52,8 @@ def main() -> None:
             "object_store": [*split, "transfer=object_store"],
             "collective": [*split, "transfer=collective"],
         }
+        if engine == "sglang":
+            ways["disk"] = ["runtime=local", "rollout.weights=disk"]
         for name, own in ways.items():
             seconds, share = of_a_run(engine, [f"model.path={path}", f"run.directory={directory}", *own])
             report(name, seconds / size, copied / size, f"{share:.1%} of a step")

@@ -163,6 +163,7 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("loss_mask", "token", "bool", "true where the model wrote the token", "rollout"),
     Column("position_ids", "token", "int64", "position of the token in its sample", "backend, when it needs them"),
     Column("rollout_log_probs", "token", "float32", "log-probs of the engine that sampled", "rollout"),
+    Column("token_version", "token", "int64", "version of the weights that drew the token; -1: none did", "rollout"),
     Column("old_log_probs", "token", "float32", "log-probs of the actor before the update", "algorithm"),
     Column("ref_log_probs", "token", "float32", "log-probs of the frozen reference", "reference"),
     Column("entropy", "token", "float32", "entropy of the actor before the update, nats", "actor"),
@@ -180,9 +181,7 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("finish_reason", "object", "str", "stop, length or abort", "rollout"),
     Column("num_turns", "row", "int64", "responses of the model in the episode", "environment"),
     Column("episode_reward", "row", "float32", "sum of the rewards of an episode; NaN: none", "environment"),
-    Column(
-        "episode_end", "row", "int64", "0 done, 1 out of turns, 2 out of tokens, 3 time-out, 4 error", "environment"
-    ),
+    Column("episode_end", "row", "int64", "0 done, 1 out of turns, 2 of tokens, 3 time-out, 4 error", "environment"),
     Column("episode_error", "object", "str", "why an episode has no verdict; empty when it has one", "environment"),
     Column("episode_messages", "object", "list", "the whole conversation", "environment"),
     Column("model_score", "row", "float32", "score of the reward model", "reward_model"),

@@ -45,6 +45,18 @@ def test_parameters_come_out_as_the_files_have_them(model, tmp_path):
         assert torch.equal(tensor, stored[name]), name
 
 
+@pytest.mark.parametrize("more", [[], ["model.embed_tokens.weight"]], ids=["only", "first"])
+def test_tied_weights_come_out_once_under_the_name_of_the_files_whichever_comes(more, tmp_path):
+    model = AutoModelForCausalLM.from_config(FAMILIES["llama, tied"])
+    model.save_pretrained(tmp_path)
+    named = [(name.replace("model.embed_tokens", "lm_head"), it) for name, it in model.named_parameters()]
+    named += [(name, model.get_parameter(name)) for name in more]
+
+    found = list(ExpectedWeights(str(tmp_path)).checked(iter(named), version=1))
+
+    assert [name for name, _ in found] == [name for name, _ in model.named_parameters()]
+
+
 def test_each_comes_out_before_the_next_is_asked_for(model, tmp_path):
     asked = []
 

@@ -400,6 +400,10 @@ def test_sequences_in_flight_go_on_under_new_weights(max_batch_size, stories, pl
     for i, prompt in enumerate(prompts):
         ids = [*prompt, *samples[i].token_ids]
         old_part = 4 if i == 0 or i < max_batch_size else 0
+        if 0 < old_part < len(samples[i].token_ids):
+            assert list(samples[i].token_versions) == [0] * old_part + [9] * (len(samples[i].token_ids) - old_part)
+        else:
+            assert not samples[i].token_versions
         expected = torch.cat(
             [log_probs_of(plain, ids)[len(prompt) :][:old_part], log_probs_of(new, ids)[len(prompt) :][old_part:]]
         )

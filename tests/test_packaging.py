@@ -227,3 +227,54 @@ def test_a_light_command_costs_a_few_starts_of_python(installed, arguments, budg
     bare = cpu_seconds(installed, "-c", "pass")
 
     assert cpu_seconds(installed, "-m", "rlcore", *arguments) < budget * bare
+
+
+@pytest.fixture(scope="session", params=["vllm", "sglang"])
+def engine(request, tmp_path_factory) -> tuple[str, Path]:
+    """The name of an engine, and a folder with the wheel of its plugin, installed without the engine."""
+    name, folder = request.param, tmp_path_factory.mktemp("engine")
+    if importlib.util.find_spec(name):
+        pytest.skip(f"{name} is installed here")
+    plugin = ROOT / "plugins" / f"rlcore-{name}"
+    shutil.copytree(
+        plugin / "src", folder / "source" / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
+    )
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(plugin / file, folder / "source")
+    pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "source"))
+    (built,) = folder.glob("*.whl")
+    pip("install", "--no-index", "--no-deps", "--target", str(folder / "installed"), str(built))
+    return name, folder / "installed"
+
+
+def test_the_wheel_of_an_engine_is_listed_beside_that_of_the_core(installed, readers, engine):
+    name, plugin = engine
+    done = alone(installed, readers, "-c", _WITH.format(str(plugin)), "list-plugins", "--json")
+
+    (row,) = [row for row in json.loads(done.stdout) if row["name"] == name]
+    # SGLang may be in another environment than the plugin, vLLM may not.
+    status = {"vllm": "incomplete", "sglang": "ok"}[name]
+    assert (row["kind"], row["package"], row["status"]) == ("rollout", f"rlcore-{name}", status)
+    assert re.fullmatch(r"pip install .*vllm[<>=].*" if name == "vllm" else "", row["detail"])
+
+
+_WITH = "import sys; sys.path.append({!r}); from rlcore.cli import main; main(sys.argv[1:])"
+
+
+def test_a_run_without_the_engine_says_what_is_missing_and_what_to_type(engine, tmp_path):
+    name, plugin = engine
+    settings = ["preset=quickstart", f"rollout={name}", "runtime=local", f"run.directory={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcore", "train", *settings],
+        env=environment(plugin),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert re.search(
+        rf'rollout={name} needs \w+, which is not installed in .*\nType  .*pip install "{name}', done.stderr
+    )

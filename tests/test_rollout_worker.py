@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from rlcore.data.batch import Batch
 from rlcore.types import Mesh, Request, Sample, Sampling
-from rlcore.workers.rollout import _drain
+from rlcore.workers.rollout import _drain, samples_batch
 
 
 class Engine:
@@ -44,3 +45,18 @@ def test_samples_come_back_in_the_order_of_the_requests():
 def test_a_sample_too_few_or_too_many_is_an_error_of_the_engine(answers, fault):
     with pytest.raises(RuntimeError, match=f"Engine returned {fault}"):
         asyncio.run(_drain(Engine(*answers), REQUESTS))
+
+
+def test_every_token_keeps_the_version_that_drew_it():
+    sampling = Sampling()
+    requests = [Request(request_id=i, prompt_ids=[4, 5], sampling=sampling, seed=i) for i in range(2)]
+    whole = {"log_probs": [-1.0] * 3, "finish_reason": "stop", "policy_version": 7}
+    samples = [
+        Sample(request_id=0, token_ids=[6, 7, 8], token_versions=[6, 6, 7], **whole),
+        Sample(request_id=1, token_ids=[6, 7, 8], **whole),
+    ]
+    prompts = Batch.of(lengths=[2, 2], tokens={"input_ids": [4, 5, 4, 5]}, rows={"group_id": [0, 1], "seed": [0, 1]})
+
+    batch = samples_batch(prompts, 1, requests, samples)
+
+    assert batch["token_version"].tolist() == [-1, -1, 6, 6, 7, -1, -1, 7, 7, 7]

@@ -6,7 +6,7 @@ One instance per engine rank, made inside the host process that owns the device.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcore.protocols.backend import ModelConfig
@@ -23,7 +23,6 @@ class RolloutContext:
     rank: int = 0
     world_size: int = 1
     device: str = "cpu"
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Rollout(Protocol):

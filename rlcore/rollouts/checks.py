@@ -146,7 +146,7 @@ class ExpectedWeights:
         self._model = model if get_model_conversion_mapping(model, add_legacy=False) else None
 
     def checked(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
-        """The same weights, one after the other, as the files have them.
+        """The same weights, one after the other, as the files have them; of tied ones the first that comes.
 
         Raises:
             ModelError: one is unknown or has another shape, or at the end some are missing.
@@ -156,8 +156,8 @@ class ExpectedWeights:
             if self.shapes.get(name) != tuple(tensor.shape):
                 here = self.shapes.get(name, "unknown")
                 raise unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
-            missing.pop(self._identity[name], None)
-            yield from self._as_stored(name, tensor.detach())
+            if first := missing.pop(self._identity[name], None):
+                yield from self._as_stored(first, tensor.detach())
         if missing:
             raise unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.errors import ModelError, NumericalError
+from rlcore.errors import ModelError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import cache
 from rlcore.rollouts.cache import Decode, KeyValueCache, Prefill
-from rlcore.rollouts.checks import Limits, Readiness, unfit
+from rlcore.rollouts.checks import Readiness, check_finite, read_limits, unfit
 from rlcore.rollouts.sampler import SamplingArrays, draw
 from rlcore.types import FinishReason, Mesh, Request, Sample
 
@@ -59,12 +59,7 @@ class HFRollout:
         dtype = torch.bfloat16 if model.precision == "bfloat16" else torch.float32
         self._model: Any = load_model(model.path, device=context.device, dtype=dtype, attention="eager")
         self._model.requires_grad_(False)
-        text_config = self._model.config.get_text_config()
-        self._end_ids = _end_ids(self._model)
-        longest = getattr(text_config, "max_position_embeddings", None) or sys.maxsize
-        self._limits = Limits(
-            vocab_size=int(text_config.vocab_size), context_length=longest, end_ids=tuple(sorted(self._end_ids))
-        )
+        self._limits = read_limits(model.path, sys.maxsize)
         _use_cached_attention(self._model)
         self._version = 0
         self._num_loads = 0
@@ -84,9 +79,9 @@ class HFRollout:
             for _ in rows:
                 while not outbox:
                     self._state.check()
-                    decoding.follow(self._num_loads)
+                    decoding.follow(self._num_loads, self._version)
                     for row, finish_reason in decoding.advance():
-                        row.outbox.append(row.sample(finish_reason, self._version))
+                        row.outbox.append(row.sample(finish_reason))
                     if not outbox:
                         await asyncio.sleep(0)  # a chance to be cancelled, and for others to run
                 yield outbox.popleft()
@@ -145,7 +140,7 @@ class HFRollout:
         """The request with its limits; what cannot run is refused here."""
         room = self._limits.room(request)
         sampling = request.sampling
-        return _Row(request, room, self._end_ids | set(sampling.stop_token_ids), self._decoder(sampling.stop))
+        return _Row(request, room, {*self._limits.end_ids, *sampling.stop_token_ids}, self._decoder(sampling.stop))
 
     def _decoder(self, stop: Sequence[str]) -> Callable[[list[int]], str] | None:
         if not stop:
@@ -157,7 +152,7 @@ class HFRollout:
 class _Row:
     """A response as it grows."""
 
-    __slots__ = ("_decode", "_end_ids", "_room", "_tail", "log_probs", "outbox", "request", "token_ids")
+    __slots__ = ("_decode", "_end_ids", "_room", "_tail", "log_probs", "outbox", "request", "token_ids", "versions")
 
     def __init__(
         self, request: Request, room: int, end_ids: set[int], decode: Callable[[list[int]], str] | None
@@ -166,6 +161,7 @@ class _Row:
         self.outbox: deque[Sample] = deque()
         self.token_ids: list[int] = []
         self.log_probs: list[float] = []
+        self.versions: list[int] = []
         self._room, self._end_ids, self._decode = room, end_ids, decode
         # A stop string that ends with the newest token has a byte of its own for each of its tokens but a few.
         self._tail = max((len(text.encode()) for text in request.sampling.stop), default=0) + 4
@@ -179,27 +175,26 @@ class _Row:
     def length(self) -> int:
         return len(self.request.prompt_ids) + len(self.token_ids)
 
-    def add(self, token: int, log_prob: float) -> FinishReason | None:
-        """Append a token; returns why the response ends, if it does."""
+    def add(self, token: int, log_prob: float, version: int) -> FinishReason | None:
+        """Append a token that weights of this version drew; returns why the response ends, if it does."""
         if not math.isfinite(log_prob):
-            raise NumericalError(
-                f"request {self.request.request_id}: the model's logits are not finite at position {self.length}\n"
-                "Look for NaN or infinity in the weights of the last update."
-            )
+            check_finite(self.request, [*self.log_probs, log_prob])
         self.token_ids.append(token)
         self.log_probs.append(log_prob)
+        self.versions.append(version)
         if token in self._end_ids or self._has_stop_string():
             return "stop"
         return "length" if len(self.token_ids) == self._room else None
 
-    def sample(self, finish_reason: FinishReason, version: int) -> Sample:
-        """The finished response, whose last token was drawn by weights of this version."""
+    def sample(self, finish_reason: FinishReason) -> Sample:
+        """The finished response."""
         return Sample(
             request_id=self.request.request_id,
             token_ids=self.token_ids,
             log_probs=self.log_probs,
             finish_reason=finish_reason,
-            policy_version=version,
+            policy_version=self.versions[-1],
+            token_versions=self.versions if self.versions[0] != self.versions[-1] else (),
         )
 
     def _has_stop_string(self) -> bool:
@@ -214,7 +209,7 @@ class _Decoding:
 
     def __init__(self, model: Any, config: HFConfig, device: torch.device) -> None:
         self._model, self._config, self._device = model, config, device
-        self._num_loads = -1
+        self._num_loads, self._version = -1, 0
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
         self._cache = KeyValueCache()
@@ -235,12 +230,12 @@ class _Decoding:
         if places := {place for place, row in enumerate(self._rows) if row in gone}:
             self._leave(places)
 
-    def follow(self, num_loads: int) -> None:
+    def follow(self, num_loads: int, version: int) -> None:
         """After new weights forget keys and values; what was in flight is read again, response so far included."""
         if self._num_loads not in (-1, num_loads):
             self._waiting.extendleft(reversed(self._rows))
             self._rows, self._cache = [], KeyValueCache()
-        self._num_loads = num_loads
+        self._num_loads, self._version = num_loads, version
 
     @property
     def unfinished(self) -> bool:
@@ -261,7 +256,8 @@ class _Decoding:
         rows = self._rows[first:]
         positions = torch.tensor([row.length for row in rows], device=self._device)
         tokens, log_probs = draw(logits, arrays, positions)
-        reasons = [row.add(*drawn) for row, *drawn in zip(rows, tokens.tolist(), log_probs.tolist())]
+        drawn = zip(rows, tokens.tolist(), log_probs.tolist())
+        reasons = [row.add(token, log_prob, self._version) for row, token, log_prob in drawn]
         finished = [(row, reason) for row, reason in zip(rows, reasons) if reason is not None]
         if finished:
             self._leave({first + i for i, reason in enumerate(reasons) if reason is not None})
@@ -328,15 +324,6 @@ def _logits(model: Any, input_ids: Tensor, step: Prefill | Decode, **options: An
         input_ids=input_ids, position_ids=step.position_ids, use_cache=False, step=step, **options
     ).logits
     return logits
-
-
-def _end_ids(model: Any) -> set[int]:
-    """End-of-sequence tokens of the generation config, else of the model's."""
-    for config in (model.generation_config, model.config.get_text_config()):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            return {ids} if isinstance(ids, int) else set(ids)
-    return set()
 
 
 @torch.inference_mode()

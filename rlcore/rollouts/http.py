@@ -6,15 +6,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
+import io
 import json
-import ssl
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlcore.errors import DeadlineExceeded, InfrastructureError
+from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
+
+
+class _Received(io.BytesIO):
+    """Bytes where http.client wants a socket to read from."""
+
+    def makefile(self, *_: object) -> _Received:
+        return self
 
 
 class BadAnswer(InfrastructureError):
@@ -49,33 +58,21 @@ class Server:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=self.timeout_s)
-        try:
+        with self._told(path), contextlib.closing(connection):
             content = None if body is None else json.dumps(body)
             connection.request(method, parts.path + path, content, {"Content-Type": "application/json", **self.headers})
-            response = connection.getresponse()
-            return self._decoded(path, response.status, response.read())
-        except TimeoutError as error:
-            raise self._late(path) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise self._silent(path, error) from error
-        finally:
-            connection.close()
+            return self._decoded(path, connection.getresponse())
 
     async def acall(self, path: str, body: Any) -> Any:
         """`call` with POST."""
-        try:
+        with self._told(path):
             async with asyncio.timeout(self.timeout_s):
-                status, content = await self._post(path, json.dumps(body).encode())
-        except TimeoutError as error:
-            raise self._late(path) from error
-        except (OSError, ValueError, IndexError) as error:
-            raise self._silent(path, error) from error
-        return self._decoded(path, status, content)
+                return self._decoded(path, await self._post(path, json.dumps(body).encode()))
 
-    async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and content. In HTTP/1.0 the end of the answer is the end of the connection."""
+    async def _post(self, path: str, body: bytes) -> http.client.HTTPResponse:
+        """The answer. In HTTP/1.0 its end is the end of the connection."""
         parts = urlsplit(self.url)
-        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
         reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
         try:
@@ -86,31 +83,48 @@ class Server:
             )
             writer.write(head.encode() + body)
             await writer.drain()
-            answer = await reader.read(-1)
+            received: Any = _Received(await reader.read(-1))
         finally:
             writer.close()
-        head_bytes, _, content = answer.partition(b"\r\n\r\n")
-        return int(head_bytes.split(maxsplit=2)[1]), content
+        response = http.client.HTTPResponse(received)
+        response.begin()
+        return response
 
-    def _decoded(self, path: str, status: int, content: bytes) -> Any:
+    def _decoded(self, path: str, response: http.client.HTTPResponse) -> Any:
+        """What it says; an answer that broke off is an error of http.client's or ValueError."""
+        status, content = response.status, response.read()
         if status != 200:
             text = content.decode(errors="replace").strip()[:500]
+            advice = "Name the variable with its key:  api_key_variable=NAME" if status == 401 else "See its log."
             raise BadAnswer(
-                f"the {self.engine} server at {self.url} answered {path} with {status}: {text}\nSee its log.", status
+                f"the {self.engine} server at {self.url} answered {path} with {status}: {text}\n{advice}", status
             )
         try:
             return json.loads(content) if content else None
-        except ValueError:  # some say yes in plain text
-            return content.decode(errors="replace")
+        except ValueError:
+            if response.headers.get_content_subtype() == "json":
+                raise
+            return content.decode(errors="replace")  # some say yes in plain text
 
-    def _late(self, path: str) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the {self.engine} server at {self.url} did not answer {path} within {self.timeout_s:g} s\n"
-            "Wait longer:  rollout.timeout_s=3600   or see the server's log"
-        )
+    @contextlib.contextmanager
+    def _told(self, path: str) -> Iterator[None]:
+        """What goes wrong on the way, as errors that say what to do."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the {self.engine} server at {self.url} did not answer {path} within {self.timeout_s:g} s\n"
+                "Wait longer:  rollout.timeout_s=3600   or see the server's log"
+            ) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise InfrastructureError(
+                f"no whole answer from a {self.engine} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
+                f"Start it, or start it again:  {self.start or 'see the README of the plugin'}"
+            ) from error
 
-    def _silent(self, path: str, error: Exception) -> InfrastructureError:
-        return InfrastructureError(
-            f"no whole answer from a {self.engine} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
-            f"Start it, or start it again:  {self.start or 'see the README of the plugin'}"
-        )
+
+def bearer(variable: str) -> dict[str, str]:
+    """The header with the key that this environment variable holds; none where no variable is named."""
+    if variable and not os.environ.get(variable):
+        raise ConfigError(f"api_key_variable={variable}: this variable is not set\nType  export {variable}=KEY")
+    return {"Authorization": f"Bearer {os.environ[variable]}"} if variable else {}

@@ -285,7 +285,7 @@ class FakeRoles:
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
         """A made-up response for each column; the texts of the data are not looked at."""
         answers = self.rollout.generate(prompts, self.sampling, len(columns))
-        return self._noted(answers.drop("rollout_log_probs", "policy_version"))
+        return self._noted(answers.drop("rollout_log_probs", "token_version", "policy_version"))
 
     def judge(self, samples: Batch) -> Batch:
         """What the rewards say, with no row dropped."""
@@ -326,6 +326,7 @@ def _responses(rows: Batch, samples_per_prompt: int) -> Batch:
             "input_ids": torch.tensor([token for p, a in pairs for token in p + a], dtype=torch.int64),
             "loss_mask": loss_mask,
             "rollout_log_probs": torch.where(loss_mask, -1.0, 0.0),
+            "token_version": torch.where(loss_mask, 0, -1),
         },
         rows={
             **{name: rows[name] for name in rows.columns if rows.level(name) != "token"},

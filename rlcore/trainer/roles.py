@@ -94,7 +94,7 @@ class Roles:
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
         """Samples whose responses are texts of the data: one for each of these columns, side by side in prompt order.
 
-        Their columns are those of `generate`, without what only an engine knows: rollout_log_probs, policy_version.
+        Their columns are those of `generate`, without what only an engine knows: rollout_log_probs and the versions.
         """
         limit = self.sampling.max_response_tokens
         samples = self._counted(self.actor.demonstrations(prompts, tuple(columns), limit))

@@ -46,7 +46,7 @@ class RolloutWorker(Worker):
         """n samples for each prompt, side by side in prompt order; row columns of the prompts are repeated.
 
         `prompts` has `input_ids` and the row columns `group_id` and `seed`. Adds `loss_mask`, `rollout_log_probs`,
-        `sample_id`, `policy_version`, `num_loss_tokens` and `finish_reason`.
+        `token_version`, `sample_id`, `policy_version`, `num_loss_tokens` and `finish_reason`.
         """
         requests = requests_of(prompts, sampling, samples_per_prompt)
         samples = asyncio.run(_drain(self.engine, requests))
@@ -108,9 +108,12 @@ def samples_batch(
     num_new = torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int64)
     input_ids: list[int] = []
     log_probs: list[float] = []
+    versions: list[int] = []
     for request, sample in zip(requests, samples):
         input_ids += [*request.prompt_ids, *sample.token_ids]
         log_probs += [*[0.0] * len(request.prompt_ids), *sample.log_probs]
+        drawn = sample.token_versions or [sample.policy_version] * len(sample.token_ids)
+        versions += [*[-1] * len(request.prompt_ids), *drawn]
     alternating = torch.stack([num_prompt, num_new], dim=1).reshape(-1)
     number = torch.arange(len(samples)) % samples_per_prompt
     rows = {name: prompts[name] for name in prompts.columns if prompts.level(name) != "token"}
@@ -127,6 +130,7 @@ def samples_batch(
             "input_ids": torch.tensor(input_ids, dtype=torch.int64),
             "loss_mask": torch.tensor([False, True]).repeat(len(samples)).repeat_interleave(alternating),
             "rollout_log_probs": torch.tensor(log_probs, dtype=torch.float32),
+            "token_version": torch.tensor(versions, dtype=torch.int64),
         },
         rows=rows,
     )

@@ -237,6 +237,7 @@ def test_only_what_the_model_wrote_is_in_the_mask_and_it_is_as_the_engine_drew_i
         num_drawn += len(drawn)
     assert sum(sum(it.mask) for it in episodes) == num_drawn
     assert all(x == 0.0 for it in episodes for x, seen in zip(it.log_probs, it.mask) if not seen)
+    assert all((version >= 0) == seen for it in episodes for version, seen in zip(it.versions, it.mask, strict=True))
 
 
 def test_between_two_turns_stands_what_the_template_puts_there(tokenizer):

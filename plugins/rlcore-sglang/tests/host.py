@@ -6,7 +6,7 @@ import sys
 import time
 
 import torch
-from rlcore_sglang import SGLangConfig, SGLangRollout
+from rlcore_sglang import SGLangConfig, SGLangRollout, weights
 
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -24,17 +24,28 @@ def main():
         return process
 
     subprocess.Popen = start_and_say
-    engine = SGLangRollout(SGLangConfig(max_batch_size=8), model=ModelConfig(path=model), context=RolloutContext())
+    engine = SGLangRollout(
+        SGLangConfig(max_batch_size=8, bucket_mb=1), model=ModelConfig(path=model), context=RolloutContext()
+    )
     print("started", flush=True)
     if phase == "load":
-        engine.load_weights(slow(engine._expected._shapes), 1)
+        weights._MB = 20_000
+        control = engine._engine.control
+
+        def control_and_say(action, **fields):
+            control(action, **fields)
+            if action == "update_weights_from_tensor":
+                print("took a piece", flush=True)
+
+        engine._engine.control = control_and_say
+        engine.load_weights(slow(engine._expected.shapes), 1)
     for _ in range(1000):
         asyncio.run(drain(engine))
 
 
 def slow(shapes):
     for name, shape in shapes.items():
-        time.sleep(1.0)
+        time.sleep(0.2)
         yield name, torch.zeros(shape)
 
 

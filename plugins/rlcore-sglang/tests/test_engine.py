@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rlcore_sglang import SGLangConfig, SGLangRollout
+from rlcore_sglang import weights as weights_module
 
 from rlcore.errors import ConfigError, InfrastructureError, ModelError, UserError
 from rlcore.models.load import load_model
@@ -61,9 +62,15 @@ def compare(engine, model, how):
     reference = HFRollout(HFConfig(), model=ModelConfig(path=model), context=RolloutContext())
     if how != "as loaded":
         change = {"memory": {}, "small pieces": {"bucket_mb": 1}, "disk": {"weights": "disk"}}[how]
+        monkeypatch = pytest.MonkeyPatch()
+        sent = watch(engine, monkeypatch)
+        if how == "small pieces":
+            monkeypatch.setattr(weights_module, "_MB", 20_000)
         with changed(engine, **change):
             for one in (engine, reference):
                 one.load_weights(iter(scaled(model, 1.1 if how == "disk" else 0.9)), 7)
+        monkeypatch.undo()
+        assert (sent.count("update_weights_from_tensor") > 5) == (how == "small pieces")
     asked = [request(i, num_prompt=2 + 5 * i, temperature=0.0, max_response_tokens=16) for i in range(4)]
     found, wanted = ({sample.request_id: sample for sample in run(one, asked)} for one in (engine, reference))
     num_equal = 0
@@ -79,6 +86,18 @@ def compare(engine, model, how):
         assert sample.policy_version == (7 if how != "as loaded" else 0)
         num_equal += same
     assert num_equal > 20, "the model is too undecided to compare"
+
+
+def watch(engine, monkeypatch):
+    """The control actions that the engine is told from now on."""
+    told, control = [], engine._engine.control
+
+    def telling(action, **fields):
+        told.append(action)
+        control(action, **fields)
+
+    monkeypatch.setattr(engine._engine, "control", telling)
+    return told
 
 
 @torch.no_grad()

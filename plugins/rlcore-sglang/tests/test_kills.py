@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import socket
 import struct
@@ -98,7 +99,7 @@ def seconds_until(condition, at_most):
 
 @pytest.mark.parametrize(
     ("host", "when"),
-    [("start", "import"), ("start", "schedulers"), ("start", "both"), ("generate", "busy"), ("load", "busy")],
+    [("start", "import"), ("start", "schedulers"), ("start", "both"), ("generate", "busy"), ("load", "taking")],
     indirect=["host"],
     ids=["importing", "starting schedulers", "starting schedulers, with its engine", "generating", "taking weights"],
 )
@@ -111,7 +112,10 @@ def test_nothing_is_left_when_the_host_is_killed(host, when):
         seconds_until(lambda: len(of(engine)) >= 3, _START_S)
     else:
         assert process.stdout.readline() == "started\n"
-        time.sleep(1.5)
+        if when == "taking":
+            assert [process.stdout.readline() for _ in range(2)] == ["took a piece\n"] * 2
+        else:
+            time.sleep(1.5)
         assert len(of(engine)) >= 3, "an engine, its scheduler and its detokenizer"
 
     process.kill()
@@ -182,6 +186,33 @@ def test_a_service_whose_host_stops_in_the_middle_of_a_message_ends_and_says_so(
         asyncio.run(asyncio.wait_for(_Service(_NoEngine(), connection).run(), 10))
         connection.close()
     assert "TimeoutError: the host stopped in the middle of a message" in capsys.readouterr().err
+
+
+def test_a_message_that_comes_in_parts_is_taken_whole_on_the_loop_that_sglang_uses():
+    uvloop = pytest.importorskip("uvloop", reason="SGLang brings it")
+    ours, theirs = socket.socketpair()
+    host, connection = Connection(ours.detach()), Connection(theirs.detach())
+    content = pickle.dumps((1, "cancel", {"input_ids": list(range(5000))}))
+    message = struct.pack("!i", len(content)) + content
+
+    async def go():
+        served = asyncio.create_task(_Service(_NoEngine(), connection).run())
+        writing = asyncio.create_task(asyncio.to_thread(write_slowly, host, message))
+        await writing
+        await asyncio.sleep(0.1)
+        assert not served.done(), "it gave the host up"
+        host.close()
+        await asyncio.wait_for(served, 10)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(go())
+    connection.close()
+
+
+def write_slowly(host, message):
+    for start, stop in ((0, 2), (2, 100), (100, 2000), (2000, None)):
+        os.write(host.fileno(), message[start:stop])
+        time.sleep(0.1)
 
 
 class _NoEngine:

@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 from rlcore_sglang import SGLangConfig, install, loader
+from rlcore_sglang.config import _OURS
 from rlcore_sglang.install import SGLangMissing, check_installed, wanted_version
 from rlcore_sglang.memory import cache_tokens
-from rlcore_sglang.own import last_error
+from rlcore_sglang.own import advice, engine_environment, engine_options, last_error
 from rlcore_sglang.requests import Answer, Response, sampling_params
 from rlcore_sglang.rollout import _mesh
 from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
@@ -20,6 +21,7 @@ from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 from rlcore.config.build import build
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
 from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import Limits
 from rlcore.types import Request, Sampling
 
@@ -41,7 +43,12 @@ def ask(num_prompt=3, **sampling):
         ({"url": "host:30000"}, "rollout.url: expected an address", "rollout.url=http://localhost:30000"),
         ({"router": "http://host:1"}, "rollout.router: weights and pauses go to each server", "rollout.url="),
         ({"engine_options": {"dp_size": 2}}, "SGLang refuses new weights", "placement=split"),
-        ({"engine_options": {"tp_size": 2}}, "tp_size has a setting of its own", "rollout.tensor_parallel="),
+        ({"engine_options": {"tp_size": 2}}, "tp_size is set by rlcore", "rollout.tensor_parallel="),
+        ({"engine_options": {"pp_size": 2}}, "pp_size is set by rlcore", "rollout.tensor_parallel="),
+        ({"engine_options": {"weight_version": "a"}}, "weight_version is set by rlcore", "Leave engine_options"),
+        ({"url": "http://a:1", "tensor_parallel": 2}, "expected 1 with rollout.url", "rollout.tensor_parallel=1"),
+        ({"url": "http://a:1", "engine_options": {"x": 1}}, "engine_options: expected {}", "engine_options={}"),
+        ({"url": "http://a:1", "python": "p"}, "as a server has its own, got p", "rollout.python="),
         ({"pause": "later"}, "rollout.pause", "retract"),
     ],
 )
@@ -53,21 +60,51 @@ def test_settings_that_cannot_be_are_refused_with_what_to_type(typed, said, to_t
     assert to_type in first + second
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_an_engine_option_that_rlcore_sets_cannot_be_given(small_model, device):
+    context = RolloutContext(device=device)
+    set_here = engine_options(SGLangConfig(), ModelConfig(path=small_model), context, LIMITS).keys()
+    free = {"grammar_backend", "random_seed", "log_level", "attention_backend", "sleep_on_idle"}
+    assert set_here - free <= _OURS.keys()
+
+
+def test_a_number_of_bytes_for_keys_and_values_is_refused_on_a_gpu(small_model):
+    config, context = SGLangConfig(kv_cache_gb=2), RolloutContext(device="cuda:0")
+    with pytest.raises(ConfigError, match=r"rollout.kv_cache_gb=2: .*\n.*rollout.gpu_memory_utilization"):
+        engine_options(config, ModelConfig(path=small_model), context, LIMITS)
+
+
+def test_an_environment_that_changes_log_probs_does_not_reach_the_engine(monkeypatch):
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
+    assert "SGLANG_RETURN_ORIGINAL_LOGPROB" not in engine_environment(SGLangConfig(), RolloutContext(), [])
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [("RuntimeError: Not enough memory. Please try", "gpu_memory_utilization"), ("ValueError: ?", "rollout=hf")],
+)
+def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(cause, said):
+    assert said in advice(cause, SGLangConfig())
+
+
+@pytest.mark.parametrize("way", ["memory", "disk"])
+def test_a_directory_for_weights_that_is_not_there_is_named(small_model, way):
+    config = SGLangConfig(weights_directory="/nowhere", weights=way)
+    with pytest.raises(InfrastructureError, match=r"rollout.weights_directory=/nowhere: .*\nType another"):
+        send(Recording(), iter([("a", torch.ones(4))]), 3, config=config, device="cpu", path=small_model)
+
+
 def test_urls_are_split_and_lose_their_last_slash():
     assert SGLangConfig(url="http://a:1/, https://b:2").urls == ["http://a:1", "https://b:2"]
 
 
 @pytest.mark.parametrize(("rank", "dp_rank", "returns"), [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, False)])
 def test_neighbouring_ranks_share_an_engine_and_its_first_one_returns(rank, dp_rank, returns):
-    from rlcore.protocols.rollout import RolloutContext
-
     mesh = _mesh(SGLangConfig(tensor_parallel=2), RolloutContext(rank=rank, world_size=4))
     assert (mesh.dp_rank, mesh.dp_size, mesh.returns) == (dp_rank, 2, returns)
 
 
 def test_engines_that_do_not_fill_the_pool_are_refused():
-    from rlcore.protocols.rollout import RolloutContext
-
     with pytest.raises(
         ConfigError, match=r"tensor_parallel=3 does not divide the 4 ranks[\s\S]*\(1, 2, 4 are possible\)"
     ):

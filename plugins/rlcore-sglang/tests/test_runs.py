@@ -13,14 +13,15 @@ import rlcore_sglang
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONTROLLER = Path(os.environ.get("RLCORE_CONTROLLER_PYTHON", REPOSITORY / ".venv" / "bin" / "python"))
 """Python of an environment with rlcore and without SGLang; it finds this plugin, which needs no more, by PYTHONPATH."""
-SMALL = ["trainer.steps=2", "trainer.prompts_per_step=4", "eval.every_steps=0", "checkpoint.every_steps=100"]
+TWO_STEPS = ("trainer.steps=2", "trainer.prompts_per_step=4")
+RARELY = ["eval.every_steps=0", "checkpoint.every_steps=100"]
 
 pytestmark = pytest.mark.slow
 
 
-def train(python, directory, *settings):
+def train(python, directory, *settings, length=TWO_STEPS):
     """Run `rlcore train`; returns the metrics of each step."""
-    command = [str(python), "-m", "rlcore", "train", "preset=quickstart", "rollout=sglang", *SMALL, *settings]
+    command = [str(python), "-m", "rlcore", "train", "preset=quickstart", "rollout=sglang", *RARELY, *length, *settings]
     command += [f"run.directory={directory}", "run.name=run"]
     path = {"PYTHONPATH": str(Path(rlcore_sglang.__file__).parents[1])} if python == CONTROLLER else {}
     done = subprocess.run(
@@ -44,6 +45,18 @@ def check(steps):
 
 def test_a_run_in_one_environment(tmp_path):
     check(train(sys.executable, tmp_path, "runtime=local"))
+
+
+def test_actor_and_rollout_in_one_pool_on_ray(tmp_path):
+    check(train(sys.executable, tmp_path, "runtime=ray", "placement=colocated", "take_turns=always"))
+
+
+def test_the_quickstart_learns(tmp_path):
+    steps = train(sys.executable, tmp_path, "runtime=local", length=["trainer.steps=40"])
+    rewards = [line["reward/mean"] for line in steps]
+    assert steps[-1]["eval/pass_rate"] > 0.1, "0.008 before"
+    assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
+    assert all(line["actor/rollout_logprob_gap"] < 5e-3 for line in steps)
 
 
 @pytest.mark.parametrize("transfer", ["object_store", "collective"])

@@ -155,6 +155,24 @@ def test_an_update_that_a_killed_run_left_open_is_ended(url, small_model):
     assert tokens(run(_client(url, small_model), [request(0), request(1)])) == before
 
 
+def test_a_server_gets_no_more_requests_at_once_than_it_takes(url, small_model):
+    client = _client(url, small_model, max_batch_size=3)
+    num_waiting, most, answer = 0, 0, client._engine.answer
+
+    async def counted(*arguments):
+        nonlocal num_waiting, most
+        num_waiting += 1
+        most = max(most, num_waiting)
+        try:
+            return await answer(*arguments)
+        finally:
+            num_waiting -= 1
+
+    client._engine.answer = counted
+    assert len(run(client, [request(i) for i in range(12)])) == 12
+    assert most == 3
+
+
 class TestRouter:
     """Two ranks, each with a server of its own, and requests by the router to either."""
 
@@ -240,15 +258,24 @@ def test_calls_that_a_server_does_not_take_are_named(small_model, known, status,
         ({"custom_weight_loader": []}, "rollout.weights=disk"),
         ({"enable_deterministic_inference": False}, "rollout.deterministic=false"),
         ({"context_length": 3}, "rollout.max_model_len=3"),
+        ({"dtype": "bfloat16"}, "--precision float32"),
     ],
 )
 def test_servers_that_cannot_be_trained_with_are_told_apart(small_model, facts, said):
-    reasons = _wrong_server(_INFO | facts, SGLangConfig(), read_limits(small_model))
+    reasons = _wrong_server(_INFO | facts, SGLangConfig(), read_limits(small_model), "float32")
     assert len(reasons) == 1 and said in reasons[0]
 
 
 def test_the_server_of_the_readme_is_fit(small_model):
-    assert _wrong_server(_INFO, SGLangConfig(), read_limits(small_model)) == []
+    assert _wrong_server(_INFO, SGLangConfig(), read_limits(small_model), "float32") == []
+
+
+def test_a_key_is_sent_with_every_call(small_model, monkeypatch):
+    monkeypatch.setenv("SERVERS_KEY", "abc")
+    stub = _stub(small_model, ("/model_info", "/server_info"), 400)
+    with stub as address:
+        _client(address, small_model, api_key_variable="SERVERS_KEY")
+    assert stub.keys == ["Bearer abc", "Bearer abc"]
 
 
 _INFO = {
@@ -258,6 +285,7 @@ _INFO = {
     "custom_weight_loader": [LOADER],
     "enable_deterministic_inference": True,
     "context_length": None,
+    "dtype": "float32",
 }
 
 
@@ -268,8 +296,11 @@ class _stub:
         config = json.loads((Path(model) / "config.json").read_text())
         about = {"model_path": model, "architectures": config["architectures"], "weight_version": "0"}
 
+        self.keys = keys = []
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
+                keys.append(self.headers.get("Authorization"))
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 self.send_response(200 if self.path in known else status)
                 self.end_headers()

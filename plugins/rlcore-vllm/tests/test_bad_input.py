@@ -1,10 +1,15 @@
 """What can be wrong before an engine runs, and the line to type for it."""
 
+import re
+
 import pytest
-from conftest import ASSETS, make_vllm
+from conftest import ASSETS, make_vllm, requests_of
 from models import save_tiny
-from rlcore_vllm import VLLMConfig, VLLMRollout, install
+from rlcore_vllm import VLLMConfig, VLLMRollout, host, install
+from rlcore_vllm.config import OURS
+from rlcore_vllm.inprocess import _advice, engine_options
 from rlcore_vllm.memory import cache_bytes
+from rlcore_vllm.requests import sample
 from rlcore_vllm.rollout import _mesh
 
 from rlcore.errors import ConfigError, ModelError
@@ -18,13 +23,47 @@ from rlcore.protocols.rollout import RolloutContext
         ({"tensor_parallel": 0}, "tensor_parallel: expected 1 or more, got 0"),
         ({"max_batch_size": 0}, "max_batch_size: expected 1 or more, got 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: expected a number between 0 and 1, got 1.5"),
+        (
+            {"url": "http://a:1", "tensor_parallel": 2},
+            "tensor_parallel: expected 1 with rollout.url, as a server has its",
+        ),
+        ({"url": "http://a:1", "engine_options": {"x": 1}}, "engine_options: expected {} with rollout.url"),
         ({"url": "localhost:8000"}, "url: expected an address such as http://host:8000, got 'localhost:8000'"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(setting, text):
-    with pytest.raises(ConfigError, match=text.replace("(", r"\(")) as error:
+    with pytest.raises(ConfigError, match=re.escape(text)) as error:
         VLLMConfig(**setting)
     assert "\nType  " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("max_num_seqs", r"rollout\.max_batch_size=…"), ("seed", "Leave engine_options.seed out")]
+)
+def test_an_engine_option_that_rlcore_sets_is_refused(name, advice):
+    with pytest.raises(ConfigError, match=rf"engine_options: {name} is set by rlcore\n.*{advice}"):
+        VLLMConfig(engine_options={name: 1})
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_all_that_must_not_be_given_is_refused(small_model, device):
+    config, context = VLLMConfig(lora_rank=4, kv_cache_gb=1), RolloutContext(device=device, world_size=2)
+    set_here = engine_options(config, ModelConfig(path=small_model, precision="bfloat16"), context).keys()
+    free = {"disable_log_stats", "use_tqdm_on_load", "disable_custom_all_reduce"}
+    free |= {"block_size", "enable_chunked_prefill", "max_num_batched_tokens"}
+    assert set_here - free <= OURS.keys()
+
+
+def test_an_engine_option_reaches_vllm(small_model):
+    config = VLLMConfig(engine_options={"attention_backend": "no such one"})
+    with pytest.raises(ModelError, match="vLLM cannot serve"):
+        VLLMRollout(config, model=ModelConfig(path=small_model), context=RolloutContext())
+
+
+def test_an_environment_that_would_make_another_engine_is_refused(monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(ConfigError, match=r"VLLM_USE_V2_MODEL_RUNNER=1: .*\nType  unset VLLM_USE_V2_MODEL_RUNNER"):
+        host.set_environment("cpu")
 
 
 def test_a_model_that_vllm_cannot_run_is_named_with_another_engine():
@@ -63,6 +102,32 @@ def test_ranks_of_one_engine_share_rows_and_the_first_returns_them():
         (1, 2, True),
         (1, 2, False),
     ]
+
+
+def test_each_rank_has_a_server_of_its_own_whatever_the_server_has():
+    config = VLLMConfig(url="http://a:1,http://b:2")
+    object.__setattr__(config, "tensor_parallel", 2)
+    places = [_mesh(config, RolloutContext(rank=rank, world_size=2)) for rank in range(2)]
+    assert [(place.dp_rank, place.dp_size, place.returns) for place in places] == [(0, 2, True), (1, 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("CUDA out of memory. Tried to allocate", "gpu_memory_utilization"),
+        ("KV cache is needed, which is larger than … Try decreasing `max_model_len`", "max_model_len"),
+        ("no such architecture", "rollout=hf"),
+    ],
+)
+def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(text, advice):
+    said = _advice(RuntimeError(text), VLLMConfig())
+    assert advice in said and ("rollout=hf" in said) == (advice == "rollout=hf")
+
+
+def test_a_response_that_was_aborted_before_its_first_token_is_a_sample():
+    request = requests_of([[3]])[0]
+    found = sample(request, [], [], "abort", (), 5)
+    assert (found.policy_version, found.finish_reason, list(found.token_ids)) == (5, "abort", [])
 
 
 def test_memory_too_small_for_one_sequence_is_refused_with_the_arithmetic(small_model, tmp_path):

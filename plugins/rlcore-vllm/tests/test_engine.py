@@ -9,7 +9,7 @@ import torch
 from conftest import make_hf, make_vllm, requests_of, run, tokens
 from models import save_tiny
 
-from rlcore.errors import InfrastructureError, NumericalError
+from rlcore.errors import InfrastructureError, ModelError, NumericalError
 from rlcore.models.load import load_model
 from rlcore.testing.rollout import weights
 
@@ -95,6 +95,79 @@ def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhi
     cut = list(sample.token_versions).count(0)
     assert 0 < cut < len(sample.token_ids), "the end came before the pause"
     assert list(sample.token_versions) == [0] * cut + [7] * (len(sample.token_ids) - cut)
+
+
+@pytest.mark.parametrize(("num_whole", "text"), [(-1, "did not come"), (None, "out of luck")])
+def test_half_an_update_in_the_middle_of_a_response_ends_it(engine, model, num_whole, text):
+    def half():
+        yield from weights(model)[:num_whole]
+        if num_whole is None:
+            raise ValueError("out of luck")
+
+    async def generate():
+        stream = engine.generate(requests_of([PROMPT, PROMPT[1:]], max_response_tokens=60))
+        first = asyncio.ensure_future(anext(stream))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        with pytest.raises((ModelError, ValueError), match=text):
+            engine.load_weights(half(), 7)
+        with pytest.raises(InfrastructureError, match="no whole set of weights"):
+            await first
+
+    asyncio.run(asyncio.wait_for(generate(), 30))
+    assert engine._engine._engine.get_num_unfinished_requests() == 0
+
+
+def test_half_an_update_between_two_samples_that_were_finished_together_keeps_the_second(engine, model):
+    async def generate():
+        stream = engine.generate(requests_of([PROMPT, PROMPT], max_response_tokens=4))
+        await anext(stream)
+        with pytest.raises(ModelError, match="did not come"):
+            engine.load_weights(iter(weights(model)[:-1]), 7)
+        with pytest.raises(InfrastructureError, match="no whole set of weights"):
+            await anext(stream)
+
+    asyncio.run(asyncio.wait_for(generate(), 30))
+
+
+@pytest.mark.parametrize(("action", "text"), [("sleep", "sleeps"), ("close", "is closed")])
+def test_an_engine_that_sleeps_or_is_closed_in_the_middle_of_a_response_ends_it(model, action, text):
+    engine = make_vllm(model)
+
+    async def generate():
+        first = asyncio.ensure_future(anext(engine.generate(requests_of([PROMPT], max_response_tokens=60))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        getattr(engine, action)()
+        with pytest.raises(InfrastructureError, match=text):
+            await first
+
+    try:
+        asyncio.run(asyncio.wait_for(generate(), 30))
+    finally:
+        engine.close()
+
+
+def test_a_request_that_vllm_refuses_leaves_none_of_its_call_in_the_engine(engine, monkeypatch):
+    own, added = engine._engine._engine.add_request, []
+
+    def add(name, *arguments, **options):
+        if len(added) == 2:
+            raise ValueError("out of luck")
+        added.append(name)
+        own(name, *arguments, **options)
+
+    monkeypatch.setattr(engine._engine._engine, "add_request", add)
+    with pytest.raises(ValueError, match="out of luck"):
+        run(engine, requests_of([[3], [4], [5]]))
+
+    assert added and engine._engine._engine.get_num_unfinished_requests() == 0
+    assert not engine._engine._outboxes
+
+
+def test_weights_that_vllms_loader_leaves_out_are_missed(engine, model):
+    with pytest.raises(ModelError, match=r"loader left \d+ parameters as they were, the first is 'lm_head.weight'"):
+        engine._engine.load(iter(weights(model)[:3]), 7)
 
 
 def test_calls_that_overlap_get_their_own_samples(engine):

@@ -79,7 +79,7 @@ class Known(RolloutWorker):
     @dispatch("all")
     def load_slowly(self) -> None:
         def slow():
-            for name, shape in self.engine._expected._shapes.items():
+            for name, shape in self.engine._expected.shapes.items():
                 time.sleep(0.5)
                 yield name, torch.zeros(shape)
 

@@ -7,12 +7,15 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
-from conftest import requests_of, run, tokens
+from conftest import make_hf, requests_of, run, tokens
 from rlcore_vllm import VLLMConfig, VLLMRollout
+from rlcore_vllm import server as server_module
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
+from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.http import Server
@@ -70,7 +73,7 @@ def connect(model, url, **config):
 
 class TestServer(ModelRolloutContract):
     def make(self, model, context):
-        return connect(model.path, self.url, bucket_mb=1)
+        return connect(model.path, self.url)
 
     @pytest.fixture(autouse=True)
     def _own(self, server, small_model):
@@ -79,6 +82,37 @@ class TestServer(ModelRolloutContract):
     @pytest.fixture
     def model_path(self, small_model):
         return small_model
+
+
+class TestServerByBroadcast(TestServer):
+    def make(self, model, context):
+        return connect(model.path, self.url, weights="broadcast")
+
+
+def test_one_group_broadcasts_every_update_in_buckets_and_another_after_one_that_failed(
+    server, small_model, monkeypatch
+):
+    engine, reference, asked = connect(small_model, server, weights="broadcast"), make_hf(small_model), [[3, 4], [5]]
+    paths, post = [], engine._engine._post
+    monkeypatch.setattr(engine._engine, "_post", lambda path, body=None: (paths.append(path), post(path, body))[1])
+    monkeypatch.setattr(server_module, "_MB", 100)
+    engine._engine._group = None  # that of the first weights, which it may have needed
+
+    def update(version, scale):
+        new = [(name, tensor.detach() * scale) for name, tensor in weights(small_model)]
+        for one in (engine, reference):
+            one.load_weights(iter(new), version)
+        found, wanted = (run(one, requests_of(asked)) for one in (engine, reference))
+        assert tokens(found) == tokens(wanted)
+        assert list(found[0].log_probs) == pytest.approx(list(wanted[0].log_probs), abs=2e-4)
+
+    update(3, 1.3)
+    update(4, 0.8)
+    assert (paths.count("/init_weight_transfer_engine"), paths.count("/update_weights")) == (1, 2)
+    with pytest.raises(ModelError, match="did not come"):
+        engine.load_weights(iter(weights(small_model)[:-1]), 5)
+    update(6, 1.1)
+    assert paths.count("/init_weight_transfer_engine") == 2
 
 
 def test_a_new_run_starts_from_its_own_model_and_not_from_what_an_earlier_one_left(server, small_model):
@@ -93,6 +127,94 @@ def test_a_new_run_starts_from_its_own_model_and_not_from_what_an_earlier_one_le
     assert tokens(found) == tokens(wanted)
     assert list(found[0].log_probs) == pytest.approx(list(wanted[0].log_probs), abs=1e-5)
     assert found[0].policy_version == 0
+
+
+def test_weights_of_another_directory_are_not_taken_for_ours(server, small_model, tmp_path):
+    before = connect(small_model, server)
+    before.load_weights(iter(weights(small_model)), 0)
+    before._engine._post("/update_weight_version", {"new_version": "default"})  # as a server that has just started
+    model = load_model(small_model).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    asked = requests_of([[3, 4, 5], [6, 7]])
+
+    found, wanted = run(connect(str(tmp_path), server), asked), run(make_hf(str(tmp_path)), asked)
+
+    assert tokens(found) == tokens(wanted)
+    assert list(found[0].log_probs) == pytest.approx(list(wanted[0].log_probs), abs=2e-4)
+
+
+def test_an_update_that_a_killed_run_left_open_is_ended(server, small_model):
+    asked = requests_of([[3, 4, 5], [6, 7]])
+    first = connect(small_model, server)
+    before = tokens(run(first, asked))
+    first._engine._post("/pause?mode=keep")
+    first._engine._post("/start_weight_update")
+    first._engine._hand_over({name: tensor.detach() * 3 for name, tensor in weights(small_model)[:4]}, 0)
+
+    assert tokens(run(connect(small_model, server), asked)) == before
+
+
+def test_weights_in_several_buckets_are_those_that_were_sent(server, small_model, monkeypatch, tmp_path):
+    engine = connect(small_model, server, weights_directory=str(tmp_path))
+    new = [(name, tensor.detach() * 1.3) for name, tensor in weights(small_model)]
+    reference, asked = make_hf(small_model), requests_of([[3, 4, 5], [6, 7]])
+    reference.load_weights(iter(new), 4)
+    paths, post = [], engine._engine._post
+
+    def watched(path, body=None):
+        paths.append(path)
+        return post(path, body)
+
+    monkeypatch.setattr(engine._engine, "_post", watched)
+    monkeypatch.setattr(server_module, "_MB", 100)
+    engine.load_weights(iter(new), 4)
+
+    assert paths.count("/update_weights") > 3
+    assert list(tmp_path.iterdir()) == []
+    found, wanted = run(engine, asked), run(reference, asked)
+    assert tokens(found) == tokens(wanted)
+    assert list(found[0].log_probs) == pytest.approx(list(wanted[0].log_probs), abs=2e-4)
+
+
+def test_requests_in_flight_are_answered_when_an_update_fails(server, small_model):
+    engine, stranger = connect(small_model, server), Server(server, "vLLM", 20.0)
+    body = {"token_ids": [3, 4], "sampling_params": {"max_tokens": 120, "ignore_eos": True}}
+
+    def failing():
+        yield from weights(small_model)[:3]
+        raise ValueError("out of luck")
+
+    async def go():
+        engine.pause()  # so that nothing ends before
+        theirs = asyncio.create_task(stranger.acall("/inference/v1/generate", body))
+        ours = asyncio.ensure_future(anext(engine.generate(requests_of([[3], [4]]))))
+        await asyncio.sleep(0.5)
+        with pytest.raises(ValueError, match="out of luck"):
+            engine.load_weights(failing(), 5)
+        with pytest.raises(InfrastructureError, match="no whole set of weights"):
+            await asyncio.wait_for(ours, 10)
+        return await asyncio.wait_for(theirs, 10)
+
+    try:
+        assert asyncio.run(go())["choices"][0]["finish_reason"] == "abort"
+    finally:
+        engine.resume()
+        engine.load_weights(iter(weights(small_model)), 6)
+
+
+def test_a_directory_for_weights_that_is_not_there_is_named(server, small_model):
+    engine = connect(small_model, server)
+    engine._engine._config = replace(engine._engine._config, weights_directory="/nowhere")
+    with pytest.raises(InfrastructureError, match=r"rollout.weights_directory=/nowhere: .*\nType another"):
+        engine.load_weights(iter(weights(small_model)), 7)
+
+
+def test_a_server_with_another_precision_is_refused(server, small_model):
+    config = VLLMConfig(url=server, timeout_s=20.0)
+    with pytest.raises(ConfigError, match=r"precision float32 instead of bfloat16\n.*--precision bfloat16"):
+        VLLMRollout(config, model=ModelConfig(path=small_model, precision="bfloat16"), context=RolloutContext())
 
 
 def test_after_half_an_update_the_server_serves_nobody(server, small_model):
@@ -157,17 +279,40 @@ def test_a_server_killed_while_generating_ends_the_call_at_once(mortal, small_mo
         asyncio.run(asyncio.wait_for(generate_and_kill(), 30))
 
 
-def test_a_server_killed_while_weights_arrive_is_an_error_and_serves_nothing(mortal, small_model):
+def test_a_server_killed_while_weights_are_broadcast_is_an_error_and_serves_nothing(mortal, small_model, monkeypatch):
     process, url = mortal
-    engine = connect(small_model, url, bucket_mb=1)
+    engine = connect(small_model, url, weights="broadcast")
+    engine.load_weights(iter(weights(small_model)), 1)
 
     def dying():
         pairs = weights(small_model)
-        yield from pairs[:3]
+        yield from pairs[:6]
         os.killpg(process.pid, signal.SIGKILL)
-        yield from pairs[3:]
+        process.wait(10)
+        yield from pairs[6:]
 
+    monkeypatch.setattr(server_module, "_MB", 100)
     with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
-        engine.load_weights(dying(), 1)
+        engine.load_weights(dying(), 2)
+    with pytest.raises(InfrastructureError, match="no whole set of weights"):
+        run(engine, requests_of([[3, 4]]))
+
+
+def test_a_server_killed_while_weights_arrive_is_an_error_and_serves_nothing(mortal, small_model, monkeypatch):
+    process, url = mortal
+    engine = connect(small_model, url)
+    arrived, hand_over = [], engine._engine._hand_over
+
+    def dying(bucket, number):
+        hand_over(bucket, number)
+        arrived.append(number)
+        if number == 1:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(server_module, "_MB", 100)
+    monkeypatch.setattr(engine._engine, "_hand_over", dying)
+    with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
+        engine.load_weights(iter(weights(small_model)), 1)
+    assert arrived == [0, 1]
     with pytest.raises(InfrastructureError, match="no whole set of weights"):
         run(engine, requests_of([[3, 4]]))

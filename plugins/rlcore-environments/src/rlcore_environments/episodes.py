@@ -50,6 +50,8 @@ class Episode:
     """True where the model wrote the token."""
     log_probs: list[float] = field(default_factory=list)
     """Of the engine; 0 where the model did not write."""
+    versions: list[int] = field(default_factory=list)
+    """Of the weights that drew each token; -1 where the model did not write."""
     num_turns: int = 0
     rewards: list[float] = field(default_factory=list)
     finish_reason: str = "abort"
@@ -63,12 +65,14 @@ class Episode:
         self.token_ids += token_ids
         self.mask += [False] * len(token_ids)
         self.log_probs += [0.0] * len(token_ids)
+        self.versions += [-1] * len(token_ids)
 
     def wrote(self, sample: Sample) -> None:
         """A response of the model."""
         self.token_ids += sample.token_ids
         self.mask += [True] * len(sample.token_ids)
         self.log_probs += sample.log_probs
+        self.versions += sample.token_versions or [sample.policy_version] * len(sample.token_ids)
         self.num_turns += 1
         self.finish_reason, self.policy_version = sample.finish_reason, sample.policy_version
 
@@ -311,6 +315,7 @@ def episodes_batch(prompts: Batch, samples_per_prompt: int, episodes: Sequence[E
             "input_ids": torch.tensor([token for it in episodes for token in it.token_ids], dtype=torch.int64),
             "loss_mask": torch.tensor([seen for it in episodes for seen in it.mask], dtype=torch.bool),
             "rollout_log_probs": torch.tensor([x for it in episodes for x in it.log_probs], dtype=torch.float32),
+            "token_version": torch.tensor([x for it in episodes for x in it.versions], dtype=torch.int64),
         },
         rows=rows,
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlcore.errors import ConfigError, InfrastructureError, require
-from rlcore.rollouts.http import BadAnswer, Server
+from rlcore.errors import InfrastructureError, require
+from rlcore.rollouts.http import BadAnswer, Server, bearer
 
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Answers that may be another one later."""
@@ -46,15 +45,7 @@ class Client:
 
     def __init__(self, config: ServerConfig, what: str) -> None:
         """`what` names the server in errors."""
-        headers = {}
-        if config.api_key_variable:
-            key = os.environ.get(config.api_key_variable)
-            if not key:
-                raise ConfigError(
-                    f"api_key_variable={config.api_key_variable}: this variable is not set\n"
-                    f"Type  export {config.api_key_variable}=KEY"
-                )
-            headers["Authorization"] = f"Bearer {key}"
+        headers = bearer(config.api_key_variable)
         self._config = config
         self._server = Server(config.url.rstrip("/"), engine=what, timeout_s=config.timeout_s, headers=headers)
         self._room = asyncio.Semaphore(config.max_concurrency)

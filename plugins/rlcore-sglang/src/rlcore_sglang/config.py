@@ -18,8 +18,17 @@ _OURS = {
     "enable_deterministic_inference": "rollout.deterministic",
     "mem_fraction_static": "rollout.gpu_memory_utilization",
     "max_running_requests": "rollout.max_batch_size",
+    "max_total_tokens": "rollout.kv_cache_gb",
+    "disable_radix_cache": "rollout.prefix_caching",
+    "disable_cuda_graph": "rollout.enforce_eager",
+    **dict.fromkeys(("pp_size", "pipeline_parallel_size", "nnodes"), "rollout.tensor_parallel"),
+    **dict.fromkeys(("skip_tokenizer_init", "custom_weight_loader", "weight_version", "trust_remote_code"), ""),
+    **dict.fromkeys(("enable_memory_saver", "enable_weights_cpu_backup"), ""),
 }
-"""SGLang's arguments that have a setting of their own."""
+"""SGLang's arguments that are set here, and by which setting; empty where only one value works."""
+_SERVERS_OWN = ("tensor_parallel", "kv_cache_gb", "gpu_memory_utilization", "prefix_caching", "enforce_eager")
+_SERVERS_OWN += ("python", "start_timeout_s", "engine_options")
+"""Settings that a server has been started with; another value here would do nothing."""
 _REPLICAS = ("dp_size", "data_parallel_size", "enable_dp_attention")
 
 
@@ -47,7 +56,8 @@ class SGLangConfig:
     """No CUDA graphs. The CPU runs eagerly in any case."""
     pause: Literal["retract", "in_place", "abort"] = "retract"
     """What becomes of sequences in flight when new weights come. retract: read again under the new weights; in_place: go
-    on with keys and values of the old ones; abort: ended, and their beginnings sent again as prompts. In place, the first
+    on with keys and values of the old ones, which a request that comes meanwhile may find in the cache too; abort: ended,
+    and their beginnings sent again as prompts. In place, the first
     token that `token_versions` gives to the new weights may be the last of the old ones, as SGLang computes one ahead; with
     engine_options={disable_overlap_schedule: true} it does not."""
     weights: Literal["memory", "disk"] = "memory"
@@ -59,6 +69,8 @@ class SGLangConfig:
     url: str = ""
     """Servers that run already, comma-separated, one for each rank of the pool: http://host:30000. Empty: an engine in a
     process of its own."""
+    api_key_variable: str = ""
+    """With `url`: name of an environment variable whose value is sent as bearer token."""
     router: str = ""
     """With `url`: where requests go; weights and pauses still go to each server."""
     python: str = ""
@@ -80,6 +92,9 @@ class SGLangConfig:
         require(self.bucket_mb >= 1, "bucket_mb", "1 or more", self.bucket_mb, 256)
         require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 600)
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 600)
+        for name in _SERVERS_OWN if self.url else ():
+            given, default = getattr(self, name), getattr(SGLangConfig(), name)
+            require(given == default, name, f"{default!r} with rollout.url, as a server has its own", given, default)
         for setting, urls in (("url", self.urls), ("router", [self.router] if self.router else [])):
             for url in urls:
                 known = url.startswith(("http://", "https://"))
@@ -104,4 +119,5 @@ def _check_options(options: Mapping[str, Any]) -> None:
                 "Type  pools.rollout.devices_per_node=2   with  placement=split: every rank of the pool is an engine"
             )
         if name in _OURS:
-            raise ConfigError(f"engine_options: {name} has a setting of its own\nType  {_OURS[name]}=…")
+            advice = f"Type  {_OURS[name]}=…" if _OURS[name] else f"Leave engine_options.{name} out."
+            raise ConfigError(f"engine_options: {name} is set by rlcore\n{advice}")

@@ -111,6 +111,8 @@ class _Service:
         loop = asyncio.get_running_loop()
         self._tokenizer.auto_create_handle_loop()
         loop.add_reader(self._connection.fileno(), self._receive)
+        # SGLang's loop, uvloop, lets nobody wait at a socket that it watches; a message that has begun is waited for.
+        os.set_blocking(self._connection.fileno(), True)
         self._connection.send((0, True, {"pids": list(self._engine.get_all_child_pids())}))
         await self._ended.wait()
         loop.remove_reader(self._connection.fileno())

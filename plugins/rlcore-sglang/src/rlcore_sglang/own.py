@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from rlcore.errors import DeadlineExceeded, InfrastructureError, ModelError, UserError
+from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError, UserError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import Limits
@@ -150,9 +150,9 @@ class OwnEngine:
                     f"rollout.python={python} is an environment without rlcore-sglang\n"
                     f'Type  {python} -m pip install "rlcore-sglang[engine]"'
                 ) from None
+            cause = last_error(log, text)
             raise ModelError(
-                f"SGLang cannot serve model.path={model.path}: {last_error(log, text)}\n"
-                "Use another engine for this model:  rollout=hf"
+                f"SGLang cannot serve model.path={model.path}: {cause}\n{advice(cause, config)}"
             ) from error
 
     def _ask(self, action: str, fields: dict[str, Any]) -> tuple[int, Future[Any]]:
@@ -241,6 +241,11 @@ class OwnEngine:
 def engine_options(config: SGLangConfig, model: ModelConfig, context: RolloutContext, limits: Limits) -> dict[str, Any]:
     """The arguments of SGLang's engine."""
     is_cpu = context.device == "cpu"
+    if config.kv_cache_gb and not is_cpu:
+        raise ConfigError(
+            f"rollout.kv_cache_gb={config.kv_cache_gb:g}: SGLang takes a number of bytes on a CPU only\n"
+            "Type  rollout.kv_cache_gb=0   and for a GPU  rollout.gpu_memory_utilization=0.5"
+        )
     options: dict[str, Any] = {
         "model_path": model.path,
         "dtype": model.precision,
@@ -267,6 +272,14 @@ def engine_options(config: SGLangConfig, model: ModelConfig, context: RolloutCon
     return options | dict(config.engine_options)
 
 
+def advice(cause: str, config: SGLangConfig) -> str:
+    """What to type after a start that failed."""
+    if "memory" not in cause.lower():
+        return "Use another engine for this model:  rollout=hf"
+    share = config.gpu_memory_utilization
+    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or less to hold:  rollout.max_model_len=4096"
+
+
 def last_error(log: str, otherwise: str) -> str:
     """The last line of a log that names an exception; `otherwise` where none does."""
     named = [line for line in log.splitlines() if line.partition(":")[0].endswith(("Error", "Exception"))]
@@ -276,6 +289,7 @@ def last_error(log: str, otherwise: str) -> str:
 def engine_environment(config: SGLangConfig, context: RolloutContext, devices: list[str]) -> dict[str, str]:
     """The environment of the engine's process."""
     variables = {"TOKENIZERS_PARALLELISM": "false", **os.environ}
+    variables.pop("SGLANG_RETURN_ORIGINAL_LOGPROB", None)  # it would change what log-probs are of
     if config.python:
         variables.pop("PYTHONPATH", None)  # of another environment
     if devices:

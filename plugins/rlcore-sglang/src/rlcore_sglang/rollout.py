@@ -61,7 +61,9 @@ class SGLangRollout:
             engine.control("flush_cache")
             self._stale = False
         self._num_in_flight += len(asked)
-        tasks = {asyncio.create_task(self._respond(engine, response, params)) for response, params in asked}
+        # A server gets as many at once as it takes: a connection each, and its time-out runs from when it is asked.
+        room = asyncio.Semaphore(self._config.max_batch_size if self._config.url else max(1, len(asked)))
+        tasks = {asyncio.create_task(self._respond(engine, room, response, params)) for response, params in asked}
         pending = set(tasks)
         try:
             while pending:
@@ -115,11 +117,14 @@ class SGLangRollout:
             self._engine.close()
         self._engine, self._state.is_closed = None, True
 
-    async def _respond(self, engine: Engine, response: Response, params: Mapping[str, Any]) -> Sample:
+    async def _respond(
+        self, engine: Engine, room: asyncio.Semaphore, response: Response, params: Mapping[str, Any]
+    ) -> Sample:
         """One response; where new weights aborted it, its beginning goes back as prompt."""
         while True:
-            num_loads = self._num_loads
-            answer = await engine.answer(response.prompt_ids, params)
+            async with room:
+                num_loads = self._num_loads
+                answer = await engine.answer(response.prompt_ids, params)
             response.add(answer)
             others = bool(self._config.router)  # another rank's weights came to the server that had it
             aborted = answer.finish_reason["type"] == "abort" and (others or num_loads != self._num_loads)

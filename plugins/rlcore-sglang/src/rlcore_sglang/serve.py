@@ -1,7 +1,7 @@
 """`python -m rlcore_sglang.serve MODEL --port 30000`: an SGLang server that rlcore can generate with and send weights to.
 
 Options are those of `rollout=sglang`, spelt with dashes; what follows `--` goes to SGLang as it is.
-Then:  rlcore train rollout=sglang rollout.url=http://localhost:30000 …
+Then:  rlcore train rollout=sglang rollout.url=http://localhost:30000 placement=split pools.rollout.device=cpu …
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         flags = server_flags(config, arguments, context)
     except RlcoreError as error:
         raise SystemExit(f"rlcore_sglang.serve: {error}") from None
-    os.environ.update(engine_environment(config, context, []))
-    os.environ.setdefault(_HEALTH, "false")
+    variables = {_HEALTH: "false"} | engine_environment(config, context, [])
     command = [sys.executable, "-m", "sglang.launch_server", *flags, *[item for item in rest if item != "--"]]
-    os.execv(sys.executable, command)
+    os.execve(sys.executable, command, variables)
 
 
 def server_flags(config: SGLangConfig, arguments: argparse.Namespace, context: RolloutContext) -> list[str]:

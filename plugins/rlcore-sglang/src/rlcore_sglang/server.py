@@ -34,8 +34,11 @@ class Server:
 
     def __init__(self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext, limits: Limits) -> None:
         own = _own_url(config, context)
-        self._server, *self._all = (http.Server(url, "SGLang", config.timeout_s) for url in (own, *config.urls))
-        self._front = http.Server(config.router or own, "SGLang", config.timeout_s)
+        start, key = "python -m rlcore_sglang.serve MODEL --port PORT", http.bearer(config.api_key_variable)
+        urls = (own, config.router or own, *config.urls)
+        self._server, self._front, *self._all = (
+            http.Server(url, "SGLang", config.timeout_s, start, key) for url in urls
+        )
         self._prefix, self._num_requests = uuid.uuid4().hex, 0
         self.num_ranks, is_ours = self._check(config, model, limits)
         if not is_ours:  # another model directory, or weights of an earlier run
@@ -85,15 +88,17 @@ class Server:
             raise _unfit(
                 self._server.url, model, reason, f"; a router is  rollout.router={self._server.url}"
             ) from error
-        reasons = [*_wrong_server(info, config, limits), *_wrong_model(about, model)]
+        reasons = [*_wrong_server(info, config, limits, model.precision), *_wrong_model(about, model)]
         if reasons:
             raise _unfit(self._server.url, model, "cannot be trained with: " + "; ".join(reasons))
         is_ours = about["weight_version"] == "0" and Path(about["model_path"]).resolve() == Path(model.path).resolve()
         return int(info["tp_size"]), is_ours
 
 
-def _wrong_server(info: Mapping[str, Any], config: SGLangConfig, limits: Limits) -> list[str]:
+def _wrong_server(info: Mapping[str, Any], config: SGLangConfig, limits: Limits, precision: str) -> list[str]:
     wanted, reasons = wanted_version(), []
+    if info["dtype"] not in ("auto", precision):
+        reasons.append(f"it computes in {info['dtype']}, and model.precision={precision}: --precision {precision}")
     if not wanted.specifier.contains(info["version"], prereleases=True):
         reasons.append(f"it is SGLang {info['version']}, and {wanted} is needed")
     if info["dp_size"] != 1:
@@ -135,6 +140,6 @@ def _own_url(config: SGLangConfig, context: RolloutContext) -> str:
     if len(config.urls) != context.world_size:
         raise ConfigError(
             f"rollout.url names {len(config.urls)} servers, and the rollout's pool has {context.world_size} ranks\n"
-            f"Type  pools.rollout.devices_per_node={len(config.urls)}   with  placement=split, or name as many servers"
+            f"Type  placement=split pools.rollout.device=cpu pools.rollout.devices_per_node={len(config.urls)}"
         )
     return config.urls[context.rank]

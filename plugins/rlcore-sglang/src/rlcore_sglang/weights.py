@@ -28,6 +28,7 @@ from rlcore_sglang.config import SGLangConfig
 LOADER = "rlcore_sglang.loader.load"
 NO_VERSION = "-1"
 _ALIGNMENT = 16
+_MB = 2**20
 
 
 class Control(Protocol):
@@ -84,7 +85,7 @@ def _through_memory(
     _begin(engine)
     try:
         with _SharedFile(config.weights_directory) if device == "cpu" else _DeviceMemory(device) as memory:
-            for entries in pieces(weights, config.bucket_mb * 2**20, memory):
+            for entries in pieces(weights, config.bucket_mb * _MB, memory):
                 _update(engine, memory.payloads(entries, engine.num_ranks), flush_cache=False)
             _update(engine, memory.payloads([], engine.num_ranks), flush_cache=flush)
     except BaseException:
@@ -114,13 +115,29 @@ def _through_directory(
 ) -> None:
     from safetensors.torch import save_file
 
-    with tempfile.TemporaryDirectory(prefix="rlcore-", dir=config.weights_directory) as directory:
+    with (
+        _told(config.weights_directory),
+        tempfile.TemporaryDirectory(prefix="rlcore-", dir=config.weights_directory) as directory,
+    ):
         shutil.copy(Path(path) / "config.json", directory)
         with _Memory() as memory:
-            for number, entries in enumerate(pieces(weights, config.bucket_mb * 2**20, memory)):
+            for number, entries in enumerate(pieces(weights, config.bucket_mb * _MB, memory)):
                 tensors = {name: memory.view(dtype, shape, offset) for name, dtype, shape, offset in entries}
                 save_file(tensors, Path(directory) / f"model-{number:05d}.safetensors")
         engine.control("update_weights_from_disk", model_path=directory, flush_cache=flush)
+
+
+@contextlib.contextmanager
+def _told(directory: str) -> Iterator[None]:
+    """Where weights find no place, an error that names the setting."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, SafetensorError) as error:
+        raise InfrastructureError(
+            f"rollout.weights_directory={directory}: {error}\nType another  rollout.weights_directory"
+        ) from error
 
 
 Entry = tuple[str, str, list[int], int]
@@ -186,7 +203,8 @@ class _SharedFile(_Memory):
     def __init__(self, directory: str) -> None:
         super().__init__()
         self._directory = directory
-        descriptor, self._path = tempfile.mkstemp(prefix="rlcore-", suffix=".weights", dir=directory)
+        with _told(directory):
+            descriptor, self._path = tempfile.mkstemp(prefix="rlcore-", suffix=".weights", dir=directory)
         os.close(descriptor)
 
     def __exit__(self, *_: object) -> None:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from rlcore.errors import require
+from rlcore.errors import ConfigError, require
+
+OURS = {
+    "model": "model.path",
+    "dtype": "model.precision",
+    "max_num_seqs": "rollout.max_batch_size",
+    "max_model_len": "rollout.max_model_len",
+    "enable_prefix_caching": "rollout.prefix_caching",
+    "enforce_eager": "rollout.enforce_eager",
+    "tensor_parallel_size": "rollout.tensor_parallel",
+    "gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "rollout.kv_cache_gb",
+    "enable_lora": "rollout.lora_rank",
+    "max_loras": "rollout.lora_rank",
+    "max_lora_rank": "rollout.lora_rank",
+    **dict.fromkeys(("data_parallel_size", "pipeline_parallel_size"), "pools.rollout.devices_per_node"),
+    **dict.fromkeys(("seed", "enable_sleep_mode", "generation_config", "logprobs_mode", "worker_extension_cls"), ""),
+    **dict.fromkeys(("weight_transfer_config", "distributed_executor_backend", "trust_remote_code"), ""),
+}
+"""vLLM's arguments that are set here, and by which setting; empty where only one value works."""
+_SERVERS_OWN = ("tensor_parallel", "kv_cache_gb", "gpu_memory_utilization", "prefix_caching", "enforce_eager")
+"""Settings that a server has been started with; another value here would do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +55,19 @@ class VLLMConfig:
     url: str = ""
     """Servers that run already, comma-separated, one for each rank of the pool: http://host:8000. Empty: an engine in the
     rollout's own process."""
+    api_key_variable: str = ""
+    """With `url`: name of an environment variable whose value is sent as bearer token."""
+    weights: Literal["files", "broadcast"] = "files"
+    """With `url`: how weights get there. files: through `weights_directory`; broadcast: over the network, in a process group
+    with the server's ranks (gloo, or NCCL where this host has a GPU too)."""
     weights_directory: str = "/dev/shm"
     """With `url`: where weights are left for the server, which must see the same path."""
     bucket_mb: int = 256
     """With `url`: weights are handed over in pieces of this size."""
     timeout_s: float = 600.0
     """With `url`: for any one request to the server."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of vLLM's `EngineArgs`, under its names. Example: {attention_backend: FLASHINFER}"""
 
     def __post_init__(self) -> None:
         require(self.tensor_parallel >= 1, "tensor_parallel", "1 or more", self.tensor_parallel, 1)
@@ -51,6 +81,12 @@ class VLLMConfig:
         require(not alone, "lora_rank", "0 with rollout.url, as servers get whole models", self.lora_rank, 0)
         require(self.bucket_mb >= 1, "bucket_mb", "1 or more", self.bucket_mb, 256)
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 600)
+        for name in (*_SERVERS_OWN, "engine_options") if self.url else ():
+            given, default = getattr(self, name), getattr(VLLMConfig(), name)
+            require(given == default, name, f"{default} with rollout.url, as a server has its own", given, default)
+        for name in self.engine_options.keys() & OURS.keys():
+            advice = f"Type  {OURS[name]}=…" if OURS[name] else f"Leave engine_options.{name} out."
+            raise ConfigError(f"engine_options: {name} is set by rlcore\n{advice}")
         for url in self.urls:
             known = url.startswith(("http://", "https://"))
             require(known, "url", "an address such as http://host:8000", repr(url), "http://localhost:8000")

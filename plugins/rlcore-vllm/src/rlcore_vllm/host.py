@@ -12,11 +12,14 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from rlcore.errors import ConfigError
 from rlcore.protocols.rollout import RolloutContext
 
-_ALWAYS = {
+_NEEDED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # worker.py replaces the sampler of the first one
+}
+_ALWAYS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -27,7 +30,14 @@ _ON_CPU = {
 
 
 def set_environment(device: str) -> None:
-    """What vLLM reads when it is imported. A value that is there already stays."""
+    """What vLLM reads when it is imported. A value that is there already stays.
+
+    Raises:
+        ConfigError: with the one that is there the engine would not be what the rest of this package expects.
+    """
+    for name, value in _NEEDED.items():
+        if os.environ.setdefault(name, value) != value:
+            raise ConfigError(f"{name}={os.environ[name]}: rollout=vllm needs {value}\nType  unset {name}")
     for name, value in (_ALWAYS | (_ON_CPU if device == "cpu" else {})).items():
         os.environ.setdefault(name, value)
     if device == "cpu":

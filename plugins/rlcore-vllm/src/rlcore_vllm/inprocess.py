@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from rlcore.types import Request, Sample
 from rlcore_vllm import adapters, host, memory
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
-from rlcore_vllm.requests import sample
+from rlcore_vllm.requests import check_taken, sample
 
 _CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the cache: the smallest that vLLM's CPU attention takes; a prefix is reused in whole blocks."""
@@ -51,7 +51,7 @@ class InProcess:
         self._adapter: Any = adapters.asked_with() if config.lora_rank else None
         if self._adapter:
             self._load_adapter(adapters.ExpectedAdapters(model.path, config.lora_rank).nothing())
-        self._engine.engine_core.set_weight_version("0")
+        self._engine.set_weight_version("0")
         self.limits = Limits(
             vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
         )
@@ -60,19 +60,25 @@ class InProcess:
         self._outboxes: dict[str, list[Any]] = {}
         """Name of a request in flight -> where its output goes."""
 
-    async def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]:
+    async def generate(
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+    ) -> AsyncIterator[Sample]:
         """Samples as they finish; closing aborts the rest."""
         outbox: list[Any] = []
-        asked = self._add(requests, options, outbox)
+        asked: dict[str, Request] = {}
         try:
+            for request, chosen in zip(requests, options):
+                asked[self._add(request, chosen, outbox)] = request
             while asked:
+                check()
                 if self._paused:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 self._step()
                 while outbox:
+                    check()  # whoever takes the samples may have loaded weights meanwhile
                     output = outbox.pop()
-                    yield _sample(asked.pop(output.request_id), output.outputs[0])
+                    yield self._sample(asked.pop(output.request_id), output.outputs[0])
                 await asyncio.sleep(0)  # a chance to be cancelled, for others to run, for new weights
         finally:
             self._abort(list(asked))
@@ -85,7 +91,7 @@ class InProcess:
             self._load_model(weights)
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
-        self._engine.engine_core.set_weight_version(str(version))
+        self._engine.set_weight_version(str(version))
 
     def pause(self) -> None:
         self._paused = True
@@ -121,7 +127,9 @@ class InProcess:
         call = self._engine.collective_rpc
         call("start_weight_update")
         call("update_weights", kwargs={"update_info": {"weights": weights}})
+        missing = call("rlcore_missing")
         call("finish_weight_update")
+        check_taken(missing)
 
     def _load_adapter(self, factors: Iterator[tuple[str, Tensor]]) -> None:
         with adapters.written(factors) as directory:
@@ -133,23 +141,18 @@ class InProcess:
                     "Send it whole models:  rollout.lora_rank=0 backend.lora_sync=merged"
                 ) from error
 
-    def _add(
-        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], outbox: list[Any]
-    ) -> dict[str, Request]:
-        """Name in the engine -> request, in the order in which they were given."""
+    def _add(self, request: Request, chosen: dict[str, Any], outbox: list[Any]) -> str:
+        """Its name in the engine."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        asked: dict[str, Request] = {}
-        for request, chosen in zip(requests, options):
-            self._num_requests += 1
-            name = str(self._num_requests)
-            parameters = SamplingParams(**chosen, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
-            prompt = {"prompt_token_ids": list(request.prompt_ids)}
-            self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
-            asked[name] = request
-            self._outboxes[name] = outbox
-        return asked
+        self._num_requests += 1
+        name = str(self._num_requests)
+        parameters = SamplingParams(**chosen, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = {"prompt_token_ids": list(request.prompt_ids)}
+        self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
+        self._outboxes[name] = outbox
+        return name
 
     def _step(self) -> None:
         try:
@@ -164,16 +167,16 @@ class InProcess:
             if outbox is not None:
                 outbox.append(output)
 
+    def _sample(self, request: Request, output: Any) -> Sample:
+        spans = [(span.version, span.start, span.end) for span in output.weight_versions]
+        version = int(self._engine.get_weight_version())
+        return sample(request, list(output.token_ids), output.logprobs.logprobs, output.finish_reason, spans, version)
+
     def _abort(self, names: list[str]) -> None:
         for name in names:
             self._outboxes.pop(name, None)
         if names and self._engine is not None:
             self._engine.abort_request(names)
-
-
-def _sample(request: Request, output: Any) -> Sample:
-    spans = [(span.version, span.start, span.end) for span in output.weight_versions]
-    return sample(request, list(output.token_ids), output.logprobs.logprobs, output.finish_reason, spans)
 
 
 def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> tuple[Any, dict[str, Any]]:
@@ -188,10 +191,9 @@ def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext
         )
         while engine.has_unfinished_requests():
             engine.step()
-    except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
         raise ModelError(
-            f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n"
-            "Use another engine for this model:  rollout=hf"
+            f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n{_advice(error, config)}"
         ) from error
     return engine, facts
 
@@ -243,7 +245,7 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
         options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_CPU_STEP_TOKENS, context_length)}
     elif config.kv_cache_gb:
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
-    return options
+    return options | dict(config.engine_options)
 
 
 def _end_groups(keep_default: bool) -> None:
@@ -253,6 +255,14 @@ def _end_groups(keep_default: bool) -> None:
     destroy_model_parallel()
     if not keep_default:
         destroy_distributed_environment()
+
+
+def _advice(error: BaseException, config: VLLMConfig) -> str:
+    """What to type after a start that failed."""
+    if not any(word in str(error).lower() for word in ("memory", "max_model_len")):
+        return "Use another engine for this model:  rollout=hf"
+    share = config.gpu_memory_utilization
+    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or less to hold:  rollout.max_model_len=4096"
 
 
 def _first_line(error: BaseException) -> str:

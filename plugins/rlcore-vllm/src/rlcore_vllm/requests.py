@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.errors import SampleError
+from rlcore.errors import ModelError, SampleError
 from rlcore.rollouts.checks import Limits, check_finite
 from rlcore.types import FinishReason, Request, Sample
 
@@ -62,14 +62,26 @@ def sampling_options(request: Request, limits: Limits) -> dict[str, Any]:
     return options
 
 
+def check_taken(missing: Sequence[Sequence[str]]) -> None:
+    """Raise ModelError when some rank has parameters that vLLM's loader of the model brought nothing for."""
+    names = sorted({name for rank in missing for name in rank})
+    if names:
+        raise ModelError(
+            f"vLLM's loader left {len(names)} parameters as they were, the first is '{names[0]}'\n"
+            "Use another engine for this model:  rollout=hf"
+        )
+
+
 def sample(
     request: Request,
     token_ids: Sequence[int],
     log_probs: Sequence[float],
     finish_reason: str | None,
     spans: Sequence[tuple[str, int, int]],
+    version: int,
 ) -> Sample:
-    """The sample of a finished request; `spans` are (version, first token, token after the last).
+    """The sample of a finished request; `spans` are (version, first token, token after the last), `version` is the engine's
+    if no token was drawn.
 
     Raises:
         NumericalError: the model computed something that is not finite.
@@ -84,6 +96,6 @@ def sample(
         token_ids=token_ids,
         log_probs=log_probs,
         finish_reason=_REASONS[finish_reason],
-        policy_version=versions[-1],
+        policy_version=versions[-1] if versions else version,
         token_versions=versions if len(spans) > 1 else (),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -23,7 +23,10 @@ class Engine(Protocol):
 
     limits: Limits
 
-    def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]: ...
+    def generate(
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+    ) -> AsyncIterator[Sample]:
+        """`check` raises when nothing may be drawn or handed out; it is asked before each step and each sample."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None: ...
 
@@ -56,11 +59,10 @@ class VLLMRollout:
         """Yield samples as they finish. New weights may come meanwhile."""
         engine = self._ready()
         options = [sampling_options(request, engine.limits) for request in requests]
-        samples: Any = engine.generate(requests, options)
+        samples: Any = engine.generate(requests, options, self._ready)
         try:
             async for sample in samples:
                 yield sample
-                self._ready()
         finally:
             await samples.aclose()
 
@@ -121,7 +123,7 @@ def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> 
 
 def _mesh(config: VLLMConfig, context: RolloutContext) -> Mesh:
     """Neighbouring ranks share an engine; the first of them returns its samples."""
-    size, rank = config.tensor_parallel, context.rank
+    size, rank = 1 if config.url else config.tensor_parallel, context.rank
     if context.world_size % size:
         fitting = [str(n) for n in range(1, context.world_size + 1) if context.world_size % n == 0]
         raise ConfigError(

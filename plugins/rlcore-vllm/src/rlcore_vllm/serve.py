@@ -1,7 +1,7 @@
 """`python -m rlcore_vllm.serve MODEL --port 8000`: a vLLM server that rlcore can generate with and send weights to.
 
 Options are those of `rollout=vllm`, spelt with dashes; what follows `--` goes to vLLM as it is.
-Then:  rlcore train rollout=vllm rollout.url=http://localhost:8000 …
+Then:  rlcore train rollout=vllm rollout.url=http://localhost:8000 placement=split pools.rollout.device=cpu …
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.inprocess import engine_options
 from rlcore_vllm.install import check_installed
 
-_CLIENT_ONLY = ("url", "weights_directory", "bucket_mb", "timeout_s")
+_CLIENT_ONLY = ("url", "weights", "weights_directory", "bucket_mb", "timeout_s", "api_key_variable", "engine_options")
 _MODULE = "vllm.entrypoints.openai.api_server"
 
 
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         check_installed()
         check_directory(arguments.model, "MODEL")
+        host.set_environment(_device())
         command = [sys.executable, "-m", _MODULE, *flags(arguments), *[item for item in rest if item != "--"]]
     except RlcoreError as error:
         raise SystemExit(f"rlcore_vllm.serve: {error}") from None
-    host.set_environment(_device())
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the end-points for weights
     os.execv(sys.executable, command)
 

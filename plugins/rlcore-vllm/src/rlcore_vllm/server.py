@@ -1,4 +1,5 @@
-"""A vLLM server that runs already, made by `python -m rlcore_vllm.serve`: requests over HTTP, weights through files.
+"""A vLLM server that runs already, made by `python -m rlcore_vllm.serve`: requests over HTTP, weights through files or by
+broadcast.
 
 The server has devices of its own, so sleep and wake are nothing here. It is paused while weights come, and stays so when
 an update fails: then it serves nobody until a whole one has come.
@@ -8,13 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from torch import Tensor
 
+from rlcore.controller.weights import Broadcast, meeting_point
 from rlcore.errors import ConfigError, InfrastructureError
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
@@ -23,8 +29,9 @@ from rlcore.rollouts import http
 from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
 from rlcore_vllm.config import VLLMConfig
-from rlcore_vllm.requests import model_facts, sample
+from rlcore_vllm.requests import check_taken, model_facts, sample
 
+_MB = 2**20
 _UNTOUCHED = "default"
 """What vLLM calls the weights that it started with."""
 
@@ -35,42 +42,60 @@ class Server:
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         self._config = config
         self._url = _own_url(config, context)
-        self._server = http.Server(self._url, "vLLM", config.timeout_s, "python -m rlcore_vllm.serve MODEL --port PORT")
-        self._paused = False
+        start, key = "python -m rlcore_vllm.serve MODEL --port PORT", http.bearer(config.api_key_variable)
+        self._server = http.Server(self._url, "vLLM", config.timeout_s, start, key)
+        self._paused, self._version = False, 0
+        self._device = context.device
+        self._group: Broadcast | None = None
+        """With the server's ranks: made by the first update, and anew after one that failed."""
         facts = self._facts(model)
         self.limits = Limits(
-            vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
+            vocab_size=facts["vocab_size"],
+            context_length=min(facts["max_model_len"], config.max_model_len or facts["max_model_len"]),
+            end_ids=end_ids(model.path),
         )
-        if self._get("/weight_info")["weight_version"] != _UNTOUCHED:
-            self.load(iter(load_model(model.path).named_parameters()), 0)  # an earlier run left others
-        else:
+        is_ours = Path(facts["path"]).resolve() == Path(model.path).resolve()
+        if is_ours and self._get("/weight_info")["weight_version"] == _UNTOUCHED:
             self._post("/update_weight_version", {"new_version": "0"})
+        else:  # another model directory, or weights of an earlier run
+            self.load(iter(load_model(model.path).named_parameters()), 0)
 
-    async def generate(self, requests: Sequence[Request], options: Sequence[dict[str, Any]]) -> AsyncIterator[Sample]:
+    async def generate(
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+    ) -> AsyncIterator[Sample]:
         """Samples as they finish; closing aborts the rest."""
         room = asyncio.Semaphore(self._config.max_batch_size)
         tasks = [asyncio.create_task(self._one(room, *pair)) for pair in zip(requests, options)]
         try:
             for task in asyncio.as_completed(tasks):
-                yield await task
+                finished = await task
+                check()
+                yield finished
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Leave the weights in files, bucket by bucket, and tell the server where."""
+        """Leave the weights in files, bucket by bucket, and tell the server where; or broadcast them."""
         self._post("/pause?mode=keep")
-        self._post("/start_weight_update")
+        self._begin()
         try:
-            with tempfile.TemporaryDirectory(prefix="rlcore-", dir=self._config.weights_directory) as directory:
-                for bucket in _buckets(weights, self._config.bucket_mb * 2**20):
-                    self._hand_over(bucket, Path(directory) / "weights.safetensors")
+            if self._config.weights == "broadcast":
+                self._send(weights)
+            else:
+                for number, bucket in enumerate(_buckets(weights, self._config.bucket_mb * _MB)):
+                    self._hand_over(bucket, number)
+            check_taken(self._call("rlcore_missing"))
         except BaseException:
+            self._group = None
             with contextlib.suppress(InfrastructureError):  # the first error is the one to tell
+                self._post("/abort_requests", {})  # what waits there gets an answer
+            with contextlib.suppress(InfrastructureError):
                 self._post("/finish_weight_update", {})  # still paused
             raise
         self._post("/finish_weight_update", {"weight_version": str(version)})
+        self._version = version
         if not self._paused:
             self._post("/resume")
 
@@ -95,38 +120,86 @@ class Server:
         async with room:
             answer = await self._server.acall("/inference/v1/generate", body)
         choice = answer["choices"][0]
-        log_probs = [position["logprob"] for position in choice["logprobs"]["content"]]
-        spans = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"]]
-        return sample(request, choice["token_ids"], log_probs, choice["finish_reason"], spans)
+        log_probs = [position["logprob"] for position in (choice["logprobs"] or {}).get("content") or ()]
+        spans = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ()]
+        return sample(request, choice["token_ids"], log_probs, choice["finish_reason"], spans, self._version)
 
-    def _hand_over(self, bucket: dict[str, Tensor], path: Path) -> None:
+    def _begin(self) -> None:
+        try:
+            self._post("/start_weight_update")
+        except http.BadAnswer:  # begun by a run that was killed
+            self._post("/finish_weight_update", {})
+            self._post("/start_weight_update")
+
+    def _hand_over(self, bucket: dict[str, Tensor], number: int) -> None:
+        """Each bucket has a file of its own: vLLM goes on reading one until the layers in it are whole."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        save_file(bucket, path)
-        self._post("/update_weights", {"update_info": {"path": str(path)}})
+        where = self._config.weights_directory
+        try:
+            with tempfile.TemporaryDirectory(prefix="rlcore-", dir=where) as directory:
+                path = Path(directory) / f"{number}.safetensors"
+                save_file(bucket, path)
+                self._post("/update_weights", {"update_info": {"path": str(path)}})
+        except (FileNotFoundError, PermissionError, SafetensorError) as error:
+            raise InfrastructureError(
+                f"rollout.weights_directory={where}: {error}\n"
+                "Type another  rollout.weights_directory , or  rollout.bucket_mb=16  if it is full"
+            ) from error
+
+    def _send(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        self._group = self._group or self._join()
+        with self._meanwhile("/update_weights", {"update_info": {"broadcast": True}}):
+            self._group.send(weights, self._config.bucket_mb * _MB)
+
+    def _join(self) -> Broadcast:
+        """Meet the server's ranks at the address from which this host reaches the server."""
+        server, timeout_s = urlsplit(self._url), self._config.timeout_s
+        port = server.port or (443 if server.scheme == "https" else 80)
+        with socket.create_connection((server.hostname or "", port), timeout_s) as connection:
+            address = connection.getsockname()[0]
+        store = meeting_point(address)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        size = 1 + int(self._get("/get_world_size")["world_size"])
+        place = {"address": address, "port": store.port, "world_size": size, "timeout_s": timeout_s}
+        with self._meanwhile("/init_weight_transfer_engine", {"init_info": place}):
+            return Broadcast(store, rank=0, world_size=size, device=self._device, timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def _meanwhile(self, path: str, body: Any) -> Iterator[None]:
+        """Ask the server for its part while this side does its own."""
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(self._post, path, body)
+            try:
+                yield
+            except RuntimeError:  # the group broke; the server may know why
+                asked.result()
+                raise
+            asked.result()
 
     def _facts(self, model: ModelConfig) -> dict[str, Any]:
         """What the server says of its model, which must be ours."""
+        start = f"Start it with  python -m rlcore_vllm.serve {model.path} --precision {model.precision} --port PORT"
         self._get("/v1/models")  # so that a server that is not there is told from one that cannot
         try:
-            answer = self._post("/collective_rpc", {"method": "rlcore_prepare"})
+            facts: dict[str, Any] = self._call("rlcore_prepare")[0]
         except InfrastructureError as error:
             raise ConfigError(
-                f"rollout.url={self._url} is no vLLM server that rlcore can train with: {str(error).splitlines()[0]}\n"
-                f"Start it with  python -m rlcore_vllm.serve {model.path} --port PORT"
+                f"rollout.url={self._url} is no vLLM server that rlcore can train with: {str(error).splitlines()[0]}\n{start}"
             ) from error
-        facts: dict[str, Any] = answer["results"][0]
-        differing = [
-            f"{name} {facts[name]} instead of {own}"
-            for name, own in model_facts(model.path).items()
-            if facts[name] != own
-        ]
+        wanted = {**model_facts(model.path), "precision": model.precision}
+        differing = [f"{name} {facts[name]} instead of {own}" for name, own in wanted.items() if facts[name] != own]
         if differing:
             raise ConfigError(
-                f"rollout.url={self._url} serves another model than model.path={model.path}: {', '.join(differing)}\n"
-                f"Start it with  python -m rlcore_vllm.serve {model.path} --port PORT"
+                f"rollout.url={self._url} serves another model than model.path={model.path}: {', '.join(differing)}\n{start}"
             )
         return facts
+
+    def _call(self, method: str) -> list[Any]:
+        """What each rank of the server says."""
+        answers: list[Any] = self._post("/collective_rpc", {"method": method})["results"]
+        return answers
 
     def _get(self, path: str) -> Any:
         return self._server.call("GET", path)
@@ -139,7 +212,7 @@ def _own_url(config: VLLMConfig, context: RolloutContext) -> str:
     if len(config.urls) != context.world_size:
         raise ConfigError(
             f"rollout.url names {len(config.urls)} servers, and the rollout's pool has {context.world_size} ranks\n"
-            f"Type  pools.rollout.devices_per_node={len(config.urls)}   with  placement=split, or name as many servers"
+            f"Type  placement=split pools.rollout.device=cpu pools.rollout.devices_per_node={len(config.urls)}"
         )
     return config.urls[context.rank]
 

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.v1.sample.sampler import Sampler
 
+from rlcore.controller.weights import Broadcast, meet
 from rlcore_vllm.requests import facts_of
 
 TRANSFER = "rlcore"
@@ -31,6 +32,7 @@ class WorkerExtension:
     """Methods that vLLM mixes into its worker; `self` is the worker."""
 
     model_runner: Any
+    weight_transfer_engine: Transfer
 
     def rlcore_prepare(self) -> dict[str, Any]:
         """Put the sampler in place; returns what the caller checks requests against. May be called twice."""
@@ -38,7 +40,12 @@ class WorkerExtension:
         if not isinstance(runner.sampler, TrainerSampler):
             runner.sampler = TrainerSampler("raw_logits", use_fp64_gumbel=runner.sampler.use_fp64_gumbel)
         model_config = runner.model_config
-        return {"max_model_len": model_config.max_model_len, **facts_of(model_config.hf_config)}
+        about = {"path": model_config.model, "precision": str(model_config.dtype).removeprefix("torch.")}
+        return {"max_model_len": model_config.max_model_len, **about, **facts_of(model_config.hf_config)}
+
+    def rlcore_missing(self) -> list[str]:
+        """Parameters that the update brought nothing for, asked before it is finished."""
+        return self.weight_transfer_engine.missing()
 
 
 class TrainerSampler(Sampler):
@@ -70,15 +77,22 @@ def _temperature(sampling_metadata: Any, logits: Tensor) -> Tensor:
 
 @dataclass
 class TransferInit(WeightTransferInitInfo):
-    """Nothing has to be agreed on beforehand."""
+    """Where the ranks of a server meet the sender of a broadcast, who is rank 0; unused for other ways."""
+
+    address: str
+    port: int
+    world_size: int
+    timeout_s: float
 
 
 @dataclass
 class TransferUpdate(WeightTransferUpdateInfo):
-    """A part of the weights: tensors where the engine is in the trainer's process, else a safetensors file."""
+    """A part of the weights: tensors where the engine is in the trainer's process, else a safetensors file; or all of them,
+    which a broadcast brings."""
 
     weights: Iterable[tuple[str, Tensor]] = ()
     path: str = ""
+    broadcast: bool = False
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         if not self.path:
@@ -99,10 +113,21 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
     update_info_cls = TransferUpdate
 
     def init_transfer_engine(self, init_info: TransferInit) -> None:
-        """Nothing to do."""
+        """Join the group of a broadcast; all ranks and the sender come here together."""
+        replica = self.parallel_config.data_parallel_index * self.parallel_config.world_size
+        self._broadcast = Broadcast(
+            meet(init_info.address, init_info.port, init_info.timeout_s),
+            rank=1 + replica + torch.distributed.get_rank(),
+            world_size=init_info.world_size,
+            device=str(self.device),
+            timeout_s=init_info.timeout_s,
+        )
 
     def start_weight_update(self) -> None:
         """Layers get new memory until they are whole."""
+        named = self.model.named_parameters(remove_duplicate=False)
+        self._identities = {name: id(parameter) for name, parameter in named}
+        self._loaded: set[int] = set()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -110,6 +135,8 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except BaseException:
+            if update_info.get("broadcast"):
+                self._broadcast.drain()  # whoever sends does not wait for a rank that failed
             self.finish_weight_update()  # so that the next update starts from whole layers
             raise
         if self.device.type != "cpu":
@@ -117,7 +144,15 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
 
     def receive_weights(self, update_info: TransferUpdate) -> None:
         """Through the model's own loader, which knows how names map and how tensors are split over ranks."""
-        self.model.load_weights(iter(update_info))
+        if update_info.broadcast:
+            update_info = TransferUpdate(weights=self._broadcast.receive())
+        loaded = self.model.load_weights(iter(update_info))
+        # A loader that does not say what it took cannot be asked; vLLM's own check of files does the same.
+        self._loaded |= {self._identities.get(name, 0) for name in (self._identities if loaded is None else loaded)}
+
+    def missing(self) -> list[str]:
+        """Parameters without new values; tied ones are one."""
+        return [name for name, identity in self._identities.items() if identity not in self._loaded]
 
     def finish_weight_update(self) -> None:
         """Every layer computes with its new memory."""

@@ -1,0 +1,106 @@
+"""A server's answers: whole ones are decoded, and one that broke off is never taken for another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.rollouts.http import BadAnswer, Server, bearer
+
+JSON, TEXT = "application/json", "text/plain"
+
+
+@contextlib.contextmanager
+def answering(content, *, kind=JSON, length=None, status="200 OK"):
+    """A server that gives one answer to one request, with this Content-Length, and closes the connection."""
+    length = len(content) if length is None else length
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(5)
+
+        def serve():
+            connection, _ = listening.accept()
+            connection.recv(65536)
+            head = f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nContent-Type: {kind}\r\n\r\n"
+            connection.sendall(head.encode() + content)
+            connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
+        thread.join(5)
+
+
+def call(server):
+    return server.call("POST", "/path", {})
+
+
+def acall(server):
+    return asyncio.run(server.acall("/path", {}))
+
+
+@pytest.fixture(params=[call, acall])
+def ask(request):
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "decoded"),
+    [(b'{"a": [1]}', JSON, {"a": [1]}), (b"", JSON, None), (b"Cache flushed.", TEXT, "Cache flushed.")],
+)
+def test_a_whole_answer_is_decoded(ask, content, kind, decoded):
+    with answering(content, kind=kind) as server:
+        assert ask(server) == decoded
+
+
+@pytest.mark.parametrize(
+    ("content", "length"),
+    [(b'{"choices": [{"tok', 1000), (b'{"choices": [{"tok', 18), (b"", 10)],
+    ids=["shorter than it says", "no JSON", "nothing"],
+)
+def test_an_answer_that_broke_off_is_an_error_and_no_text(ask, content, length):
+    with (
+        answering(content, length=length) as server,
+        pytest.raises(InfrastructureError, match="no whole answer from a test server"),
+    ):
+        ask(server)
+
+
+def test_a_refusal_is_told_with_its_status(ask):
+    with answering(b"no such path", kind=TEXT, status="404 Not Found") as server, pytest.raises(BadAnswer) as caught:
+        ask(server)
+    assert caught.value.status == 404 and "no such path" in str(caught.value)
+
+
+def test_a_server_with_a_key_says_how_to_give_it_and_gets_it(ask, monkeypatch):
+    with (
+        answering(b"{}", status="401 Unauthorized") as server,
+        pytest.raises(BadAnswer, match="api_key_variable=NAME"),
+    ):
+        ask(server)
+    monkeypatch.setenv("SOME_KEY", "abc")
+    assert bearer("SOME_KEY") == {"Authorization": "Bearer abc"} and bearer("") == {}
+    monkeypatch.delenv("SOME_KEY")
+    with pytest.raises(
+        ConfigError, match=r"api_key_variable=SOME_KEY: this variable is not set\nType  export SOME_KEY"
+    ):
+        bearer("SOME_KEY")
+
+
+def test_what_is_no_http_is_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            connection, _ = listening.accept()
+            connection.recv(65536)
+            connection.sendall(b"hello\r\n\r\n")
+            connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
+        with pytest.raises(InfrastructureError, match="no whole answer"):
+            acall(server)
