@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from rlcore.errors import ConfigError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.trainer.memory import ModelSize, human
@@ -24,6 +22,8 @@ def cache_bytes(config: VLLMConfig, model: ModelConfig) -> int:
     Raises:
         ConfigError: not even one sequence fits.
     """
+    import psutil  # vLLM brings it; a plan is made without vLLM, too
+
     context = config.max_model_len or context_length(model.path)
     per_token = _bytes_per_token(config, model)
     one = (context + 2 * _BLOCK_TOKENS) * per_token
