@@ -68,7 +68,7 @@ $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	@touch $@
 
 # An engine's environment: torch, then the lock as it stands (no resolution), then rlcore and the plugin.
-.venv-%/.ready: plugins/rlcore-%/requirements-cpu.txt
+.venv-%/.ready: plugins/rlcore-%/requirements-cpu.txt plugins/rlcore-%/pyproject.toml pyproject.toml
 	@echo "== setting up .venv-$* for rlcore-$*: about two minutes, once =="
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python $(INSTALL) "$(TORCH)"
