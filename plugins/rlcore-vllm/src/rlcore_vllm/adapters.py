@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -46,7 +46,7 @@ class ExpectedAdapters:
         Raises:
             ModelError: one is unknown or does not fit its matrix, or at the end some are missing.
         """
-        ranks: dict[str, set[int]] = {}
+        ranks: dict[str, dict[str, int]] = {}
         for name, tensor in weights:
             layer, _, part = name.partition(".lora_")
             if part not in ("A.weight", "B.weight"):
@@ -57,9 +57,9 @@ class ExpectedAdapters:
                 raise unfit(version, f"'{name}' {tuple(tensor.shape)} does not fit '{layer}.weight' {shape}", _BOTH)
             if rank > self._max_rank:
                 raise unfit(version, f"'{name}' has rank {rank}", f"Type  rollout.lora_rank={rank}")
-            ranks.setdefault(layer, set()).add(rank if part == "A.weight" else -rank)
+            ranks.setdefault(layer, {})[part] = rank
             yield name, tensor.detach()
-        single = [layer for layer, found in ranks.items() if len(found) != 2 or sum(found)]
+        single = [layer for layer, found in ranks.items() if len(found) != 2 or len(set(found.values())) != 1]
         missing = sorted({*single, *(self._layers - set(ranks))})
         if missing or not ranks:
             raise unfit(version, f"adapters of {len(missing)} matrices did not come whole: {missing[:1]}", _BOTH)
@@ -71,8 +71,6 @@ _BOTH = "Give trainer and rollout the same model.path, and type  backend.lora_sy
 
 def engine_options(max_rank: int) -> dict[str, Any]:
     """vLLM's `EngineArgs` for one adapter of at most this rank; vLLM has memory for a few ranks only."""
-    from typing import get_args
-
     from vllm.config.lora import MaxLoRARanks
 
     return {

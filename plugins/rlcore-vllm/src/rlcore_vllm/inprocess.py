@@ -49,8 +49,6 @@ class InProcess:
             self._engine, facts = _make_engine(config, model, context)
         _live_engines += 1
         self._adapter: Any = adapters.asked_with() if config.lora_rank else None
-        if self._adapter:
-            self._load_adapter(adapters.ExpectedAdapters(model.path, config.lora_rank).nothing())
         self._engine.set_weight_version("0")
         self.limits = Limits(
             vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)

@@ -53,6 +53,8 @@ class VLLMRollout:
             ExpectedAdapters(model.path, config.lora_rank) if config.lora_rank else ExpectedWeights(model.path)
         )
         self._engine = _engine(config, model, context)
+        if isinstance(self._expected, ExpectedAdapters):
+            self._engine.load(self._expected.nothing(), 0)
         self._state = Readiness()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
