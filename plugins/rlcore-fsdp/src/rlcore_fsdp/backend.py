@@ -52,6 +52,8 @@ class FSDPBackend:
         self.mesh = self._grid.here
         self._packed = self._share_or_build()
         self._num_steps = 0
+        self._base = checkpoint.fingerprint_of(model.path) if config.lora_rank and context.trained else 0
+        """Of the files that adapters belong to, as they were when they were read."""
         names: dict[nn.Parameter, str] = {}
         if context.trained:
             self._packed.is_trained = True
@@ -277,13 +279,12 @@ class FSDPBackend:
     def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
         assert self._optimizer is not None, "save of a frozen model"
         tensors = self._kept() | self._optimizer.tensors()
-        adapter = self._adapter()
         state = State(
             num_steps=self._num_steps,
             model_class=self._class_name(),
             model_path=str(Path(self._model_config.path).absolute()),
-            adapter=adapter,
-            base=checkpoint.fingerprint_of(self._model_config.path) if adapter is not None else 0,
+            adapter=self._adapter(),
+            base=self._base,
             counters=self._optimizer.counters(),
             tensors={name: list(tensor.shape) for name, tensor in tensors.items()},
         )
