@@ -260,7 +260,7 @@ def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    began = re.search(r"^step 1/", output, re.MULTILINE)  # on a slow machine the first step may have begun
+    began = re.search(r"^step +[01]/", output, re.MULTILINE)  # on a slow machine the steps may have begun
     assert "ended early: interrupted" in output or (began and "stopped early" in output), output
     assert "Traceback" not in output
     assert "Stack" not in output

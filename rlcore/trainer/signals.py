@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
+_AGAIN_S = 0.05
 
 
 class Signals:
@@ -28,11 +31,15 @@ class Signals:
             self._before = {number: signal.signal(number, self._ask) for number in _CAUGHT}
         except ValueError:
             self._before = {}
+        if self._before:
+            self._hook_before, sys.unraisablehook = sys.unraisablehook, self._again
 
     def restore(self) -> None:
         """Handle them as before `install`."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._before:
+            sys.unraisablehook = self._hook_before
         self._before = {}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -43,3 +50,14 @@ class Signals:
             raise SystemExit(128 + number)
         if first:
             self._on_ask()
+
+    def _again(self, dropped: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised in finalisers and in callbacks of fork: the signal comes once more."""
+        if self.asked and isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit):
+            number = signal.SIGINT
+            if isinstance(dropped.exc_value, SystemExit):
+                number, self.asked = signal.SIGTERM, 0
+            main = threading.main_thread().ident
+            threading.Timer(_AGAIN_S, signal.pthread_kill, (main, number)).start()
+        else:
+            self._hook_before(dropped)

@@ -1,0 +1,59 @@
+"""A signal that arrives where Python drops exceptions still ends the run."""
+
+import signal
+import sys
+import time
+
+import pytest
+
+from rlcore.trainer.signals import Signals
+
+ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
+
+
+@pytest.fixture
+def signals():
+    before = [*map(signal.getsignal, ENDS), sys.unraisablehook]
+    made = Signals(lambda: None)
+    made.install()
+    yield made
+    made.restore()
+    assert [*map(signal.getsignal, ENDS), sys.unraisablehook] == before
+
+
+class InFinaliser:
+    def __init__(self, number):
+        self.number = number
+
+    def __del__(self):
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_an_end_that_a_finaliser_dropped_comes_again_without_a_traceback(signals, capsys, number):
+    with pytest.raises(ENDS[number]):  # noqa: PT012
+        InFinaliser(number)
+        time.sleep(10)
+    assert signals.asked == number
+    assert capsys.readouterr().err == ""
+
+
+def test_a_second_interrupt_in_steps_that_a_finaliser_dropped_ends_the_run_at_once(signals):
+    signals.in_steps = True
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        InFinaliser(signal.SIGINT)
+        time.sleep(10)
+
+
+def test_other_exceptions_of_a_finaliser_are_shown_as_before(signals, monkeypatch):
+    shown = []
+    monkeypatch.setattr(signals, "_hook_before", shown.append)
+
+    class Broken:
+        def __del__(self):
+            raise ValueError("broken")
+
+    Broken()
+    assert [type(seen.exc_value) for seen in shown] == [ValueError]
+    monkeypatch.undo()
