@@ -714,6 +714,26 @@ def test_memory_of_a_rollout_is_that_of_what_runs_at_once(plan_of, setting, sequ
     assert human(rollout_bytes(size, num_sequences=sequences, max_tokens=48, half=False)) in line(plan, "role rollout")
 
 
+class TakesHalf(FakeRollout):
+    engine_bytes = staticmethod(lambda config, weights, cache, *, device: device // 2 or weights + 2 * cache)
+
+
+def test_an_engine_says_what_it_takes(plan_of, monkeypatch):
+    plan = plan_of(rollout={"name": f"{__name__}:TakesHalf"})
+    size = ModelSize.read(Path(plan.config.model.path))
+    weights, whole = (rollout_bytes(size, num_sequences=n, max_tokens=48, half=False) for n in (0, 12))
+
+    assert human(2 * whole - weights) in line(plan, "role rollout")
+    for module in ("turns", "describe"):
+        monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
+    monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: 7 * 2**30)
+    plan = plan_of(rollout={"name": f"{__name__}:TakesHalf"})
+    assert human(3.5 * 2**30) in line(plan, "role rollout")
+    monkeypatch.setattr(TakesHalf, "engine_bytes", lambda config, weights, cache, *, device: device + 1)
+    with pytest.raises(CapacityError, match=r"(?s)generating needs \(rollout 7.* settings under rollout"):
+        describe(plan)
+
+
 def test_held_out_prompts_are_spread_over_the_file(plan_of):
     plan = plan_of(eval__max_prompts=3)  # of 8: 0, 8 // 3, 16 // 3
 

@@ -13,16 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from rlcore.cli import machine
 from rlcore.cli.isolated import run_jobs
 from rlcore.cli.list_plugins import Row, list_plugins
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry.catalog import catalog, normalise
 
-MACHINE = (
-    *("python", "torch", "ray", "transformers", "requirements", "devices", "disk", "temporary files"),
-    *("shared memory", "threads", "network", "ray start"),
-)
-"""The checks of rlcore/cli/machine.py, in the order of the report."""
 SETTINGS = ("settings", "model", "tokenizer", "data", "reward", "plan")
 """The checks of rlcore/cli/settings.py."""
 SLOW_S = 10.0
@@ -63,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     packages = [word for word in options.words if "=" not in word]
     findings: list[Finding] = []
     if not packages:
-        checks = [Finding(kind="machine", name=name) for name in MACHINE]
+        checks = [Finding(kind="machine", name=name) for name in machine.CHECKS]
         findings += check_all(checks, options.timeout, options.output)
     if settings:
         checks = [Finding(kind="settings", name=name) for name in SETTINGS]

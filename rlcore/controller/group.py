@@ -50,8 +50,7 @@ class GroupMethod:
         if self._on_device and group.before_call is not None:
             group.before_call(group)
         ready = Call(
-            tuple(self._depart(value) for value in args),
-            {name: self._depart(value) for name, value in kwargs.items()},
+            tuple(self._depart(value) for value in args), {name: self._depart(value) for name, value in kwargs.items()}
         )
         calls = self._mode.split(ready, group.meshes)
         handles = {

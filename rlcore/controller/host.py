@@ -160,11 +160,7 @@ class Host:
     def _create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Mesh:
         worker_class: Any = load(spec, rank=self.info.rank, host=self.node)
         context = WorkerContext(
-            role=role,
-            rank=self.info.rank,
-            world_size=self.info.world_size,
-            device=self.info.device,
-            host=self.node,
+            role=role, rank=self.info.rank, world_size=self.info.world_size, device=self.info.device, host=self.node
         )
         worker: Worker = worker_class(context, **options)
         self._workers[role] = worker

@@ -200,12 +200,7 @@ def outputs(batch: Batch, *, outside: float = 0.0, shift: float = 0.0) -> TokenO
 
 
 def gradient(
-    loss: Loss,
-    batch: Batch,
-    parts: Sequence[Sequence[int]] | None = None,
-    *,
-    outside: float = 0.0,
-    shift: float = 0.0,
+    loss: Loss, batch: Batch, parts: Sequence[Sequence[int]] | None = None, *, outside: float = 0.0, shift: float = 0.0
 ) -> Tensor:
     """[T] gradient of the averaged loss for log-probs and values; the batch is cut into `parts`."""
     out = outputs(batch, outside=outside, shift=shift)

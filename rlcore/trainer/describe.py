@@ -156,8 +156,8 @@ def _check_fits(pool: str, turn: str, needs: Mapping[str, int], times: int, has:
         raise CapacityError(
             f"the roles of pool '{pool}' cannot take turns: {turn} needs {f'{times} × ' if times > 1 else ''}({sum_of}) ="
             f" {human(need)}, and there are {human(has)}\n"
-            "Lower model.max_tokens_per_device, trainer.prompts_per_step or sampling.max_response_tokens, use more devices,"
-            " or type  placement=split"
+            "Lower model.max_tokens_per_device, trainer.prompts_per_step, sampling.max_response_tokens or the memory that"
+            " settings under rollout give the engine, use more devices, or type  placement=split"
         )
 
 
@@ -193,8 +193,15 @@ def _estimate(plan: Plan, role: str) -> int:
         at_once = getattr(plan.rollout.config, "max_batch_size", sequences)
         at_once = min(at_once, max(1, getattr(plan.rollout.config, "max_batch_tokens", sequences * tokens) // tokens))
         sequences = min(sequences, at_once)
-        whole = rollout_bytes(size, num_sequences=sequences, max_tokens=tokens, half=half)
-        return whole // int(getattr(plan.rollout.config, "tensor_parallel", 1))
+        weights, whole = (
+            rollout_bytes(size, num_sequences=count, max_tokens=tokens, half=half)
+            // int(getattr(plan.rollout.config, "tensor_parallel", 1))
+            for count in (0, sequences)
+        )
+        own = getattr(plan.rollout.resolved.object, "engine_bytes", None)
+        known = resolve_device(config.pools[plan.placement[role]].device) == "cuda" and not config.runtime.address
+        device = device_bytes() if known else 0
+        return whole if own is None else int(own(plan.rollout.config, weights, whole - weights, device=device))
     if role not in TRAINED:
         return _model_bytes(plan, role)
     tokens, checkpointing = config.model.max_tokens_per_device, config.model.gradient_checkpointing

@@ -138,12 +138,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
 
 def make_loader(config: Config, prompts: Prompts) -> PromptLoader:
     """Which prompt comes next in a run with this config."""
-    return PromptLoader(
-        len(prompts.batch),
-        config.run.seed,
-        config.data.shuffle,
-        prompts.fingerprint,
-    )
+    return PromptLoader(len(prompts.batch), config.run.seed, config.data.shuffle, prompts.fingerprint)
 
 
 def choose(kind: str, choice: Choice, section: str = "") -> Chosen:

@@ -24,14 +24,7 @@ from rlcore.workers.base import Worker
 class RolloutWorker(Worker):
     """Holds one engine rank."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        rollout: PluginSpec,
-        rollout_config: Any,
-        model: ModelConfig,
-    ) -> None:
+    def __init__(self, context: WorkerContext, *, rollout: PluginSpec, rollout_config: Any, model: ModelConfig) -> None:
         super().__init__(context)
         engine_class: Any = load(rollout, rank=context.rank, host=context.host)
         self.engine: Rollout = engine_class(

@@ -15,7 +15,7 @@ from rlcore_sglang.install import SGLangMissing, check_installed, wanted_version
 from rlcore_sglang.memory import cache_tokens
 from rlcore_sglang.own import advice, engine_environment, engine_options, last_error
 from rlcore_sglang.requests import Answer, Response, sampling_params
-from rlcore_sglang.rollout import _mesh
+from rlcore_sglang.rollout import SGLangRollout, _mesh
 from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 
 from rlcore.config.build import build
@@ -85,6 +85,20 @@ def test_an_environment_that_changes_log_probs_does_not_reach_the_engine(monkeyp
 )
 def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(cause, said):
     assert said in advice(cause, SGLangConfig())
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "taken"),
+    [
+        ({}, 0, 30),
+        ({}, 1000, 850),
+        ({"gpu_memory_utilization": 0.5}, 1000, 500),
+        ({"kv_cache_gb": 1, "tensor_parallel": 2}, 0, 10 + 2**29),
+        ({"url": "http://a:1"}, 1000, 0),
+    ],
+)
+def test_memory_of_an_engine_is_what_its_settings_give_it(setting, device, taken):
+    assert SGLangRollout.engine_bytes(SGLangConfig(**setting), 10, 20, device=device) == taken
 
 
 @pytest.mark.parametrize("way", ["memory", "disk"])

@@ -18,6 +18,20 @@ from rlcore.protocols.rollout import RolloutContext
 
 
 @pytest.mark.parametrize(
+    ("setting", "device", "taken"),
+    [
+        ({}, 0, 30),
+        ({}, 1000, 900),
+        ({"gpu_memory_utilization": 0.5}, 1000, 500),
+        ({"kv_cache_gb": 1, "tensor_parallel": 2}, 1000, 10 + 2**30),
+        ({"url": "http://a:1"}, 1000, 0),
+    ],
+)
+def test_memory_of_an_engine_is_what_its_settings_give_it(setting, device, taken):
+    assert VLLMRollout.engine_bytes(VLLMConfig(**setting), 10, 20, device=device) == taken
+
+
+@pytest.mark.parametrize(
     ("setting", "text"),
     [
         ({"tensor_parallel": 0}, "tensor_parallel: expected 1 or more, got 0"),

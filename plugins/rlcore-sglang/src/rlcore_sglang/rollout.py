@@ -99,6 +99,15 @@ class SGLangRollout:
         """An engine of its own can leave the device; a server has others."""
         return not config.url
 
+    @staticmethod
+    def engine_bytes(config: SGLangConfig, weights: int, cache: int, *, device: int) -> int:
+        """An engine of its own takes its share of a GPU, whatever it needs; a server has other devices."""
+        if config.url:
+            return 0
+        if config.kv_cache_gb:
+            return weights + int(config.kv_cache_gb * 2**30) // config.tensor_parallel
+        return int(device * config.gpu_memory_utilization) if device else weights + cache
+
     def sleep(self) -> None:
         """Free the device. On a CPU there is nothing to free, and a server keeps its own."""
         if not self._state.is_asleep:
