@@ -345,6 +345,13 @@ def test_the_last_exception_in_a_log_is_the_cause():
     assert last_error("nothing here", "exit code 1") == "exit code 1"
 
 
+def test_a_scheduler_that_lost_another_one_is_told_with_what_came_before():
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+    assert last_error(f"ValueError: a\nOSError: b\n{lost}\n{lost}", "?") == f"OSError: b, then {lost}"
+    assert last_error(lost, "?") == lost
+    assert last_error(f"{lost}\nOSError: b", "?") == "OSError: b"
+
+
 def test_to_choose_the_plugin_imports_neither_sglang_nor_torch():
     code = "import sys, rlcore_sglang; print([name for name in ('sglang', 'transformers') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -37,6 +37,8 @@ from rlcore_sglang.weights import LOADER
 _END_TIMEOUT_S = 10.0
 _LOOK_S = 1.0
 _LOG_BYTES = 20000
+_LOST = "Connection closed by peer"
+"""What gloo says when a process of the group has ended."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -281,9 +283,13 @@ def advice(cause: str, config: SGLangConfig) -> str:
 
 
 def last_error(log: str, otherwise: str) -> str:
-    """The last line of a log that names an exception; `otherwise` where none does."""
-    named = [line for line in log.splitlines() if line.partition(":")[0].endswith(("Error", "Exception"))]
-    return named[-1].strip() if named else otherwise
+    """The last line of a log that names an exception; `otherwise` where none does. That a scheduler has lost another one is
+    told after what was said before."""
+    named = [line.strip() for line in log.splitlines() if line.partition(":")[0].endswith(("Error", "Exception"))]
+    causes = [line for line in named if _LOST not in line][-1:]
+    if named and _LOST in named[-1]:
+        causes.append(named[-1])
+    return ", then ".join(causes) or otherwise
 
 
 def engine_environment(config: SGLangConfig, context: RolloutContext, devices: list[str]) -> dict[str, str]:
