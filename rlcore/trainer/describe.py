@@ -184,8 +184,8 @@ def _estimate(plan: Plan, role: str) -> int:
     if role == "reward":
         return 0
     if role == "rollout":
-        num_devices = config.pools[plan.placement[role]].num_devices
-        prompts = even_sizes(config.trainer.prompts_per_step, num_devices)[0]  # the largest share
+        pool = config.pools[plan.placement[role]]
+        prompts = even_sizes(config.trainer.prompts_per_step, pool.num_devices)[0]  # the largest share
         sequences = prompts * config.sampling.samples_per_prompt
         tokens = config.data.max_prompt_tokens + config.sampling.max_response_tokens
         if plan.environment:
@@ -199,9 +199,10 @@ def _estimate(plan: Plan, role: str) -> int:
             for count in (0, sequences)
         )
         own = getattr(plan.rollout.resolved.object, "engine_bytes", None)
-        known = resolve_device(config.pools[plan.placement[role]].device) == "cuda" and not config.runtime.address
-        device = device_bytes() if known else 0
-        return whole if own is None else int(own(plan.rollout.config, weights, whole - weights, device=device))
+        if own is None or pool.python:
+            return whole
+        known = resolve_device(pool.device) == "cuda" and not config.runtime.address
+        return int(own(plan.rollout.config, weights, whole - weights, device=device_bytes() if known else 0))
     if role not in TRAINED:
         return _model_bytes(plan, role)
     tokens, checkpointing = config.model.max_tokens_per_device, config.model.gradient_checkpointing

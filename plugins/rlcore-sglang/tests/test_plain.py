@@ -97,7 +97,8 @@ def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(cause, 
         ({"url": "http://a:1"}, 1000, 0),
     ],
 )
-def test_memory_of_an_engine_is_what_its_settings_give_it(setting, device, taken):
+def test_memory_of_an_engine_is_what_its_settings_give_it(setting, device, taken, monkeypatch):
+    monkeypatch.setattr(install, "_version", lambda name: "0.5.21")
     assert SGLangRollout.engine_bytes(SGLangConfig(**setting), 10, 20, device=device) == taken
 
 
@@ -330,6 +331,9 @@ def test_another_version_is_refused_with_the_line_to_type(monkeypatch, installed
         check_installed()
     assert f'pip install "{wanted_version()}"' in str(caught.value)
     assert "rollout.python=OTHER_ENVIRONMENT/bin/python" in str(caught.value)
+    with pytest.raises(SGLangMissing, match=said):
+        SGLangRollout.engine_bytes(SGLangConfig(), 10, 20, device=0)
+    assert SGLangRollout.engine_bytes(SGLangConfig(python="other/bin/python"), 10, 20, device=0) == 30
 
 
 def test_a_gpu_without_the_package_of_kernels_is_refused(monkeypatch):

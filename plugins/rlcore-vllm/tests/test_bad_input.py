@@ -187,3 +187,6 @@ def test_without_vllm_the_line_to_type_is_told(monkeypatch):
         install.VLLMMissing, match=r'not installed in this environment\nType  pip install "vllm<0.33,>=0.32"'
     ):
         install.check_installed()
+    with pytest.raises(install.VLLMMissing):
+        VLLMRollout.engine_bytes(VLLMConfig(), 10, 20, device=0)
+    assert VLLMRollout.engine_bytes(VLLMConfig(url="http://a:1"), 10, 20, device=0) == 0

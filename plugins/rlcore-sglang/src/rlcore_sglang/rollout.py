@@ -17,6 +17,7 @@ from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness, read_limits
 from rlcore.types import Mesh, Request, Sample
 from rlcore_sglang.config import SGLangConfig
+from rlcore_sglang.install import check_installed
 from rlcore_sglang.requests import Answer, Response, sampling_params
 from rlcore_sglang.weights import send
 
@@ -101,9 +102,15 @@ class SGLangRollout:
 
     @staticmethod
     def engine_bytes(config: SGLangConfig, weights: int, cache: int, *, device: int) -> int:
-        """An engine of its own takes its share of a GPU, whatever it needs; a server has other devices."""
+        """An engine of its own takes its share of a GPU, whatever it needs; a server has other devices.
+
+        Raises:
+            SGLangMissing: there is no SGLang for an engine here.
+        """
         if config.url:
             return 0
+        if not config.python:
+            check_installed(needs_kernels=device > 0)
         if config.kv_cache_gb:
             return weights + int(config.kv_cache_gb * 2**30) // config.tensor_parallel
         return int(device * config.gpu_memory_utilization) if device else weights + cache

@@ -15,6 +15,7 @@ from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness
 from rlcore.types import Mesh, Request, Sample
 from rlcore_vllm.adapters import ExpectedAdapters
 from rlcore_vllm.config import VLLMConfig
+from rlcore_vllm.install import check_installed
 from rlcore_vllm.requests import sampling_options
 
 
@@ -88,9 +89,14 @@ class VLLMRollout:
 
     @staticmethod
     def engine_bytes(config: VLLMConfig, weights: int, cache: int, *, device: int) -> int:
-        """An engine of its own takes its share of a GPU, whatever it needs; a server has other devices."""
+        """An engine of its own takes its share of a GPU, whatever it needs; a server has other devices.
+
+        Raises:
+            VLLMMissing: there is no vLLM for an engine here.
+        """
         if config.url:
             return 0
+        check_installed()
         if config.kv_cache_gb:
             return weights + int(config.kv_cache_gb * 2**30)
         return int(device * config.gpu_memory_utilization) if device else weights + cache
