@@ -18,6 +18,7 @@ export OMP_NUM_THREADS ?= 1
 ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins/rlcore-*/requirements-cpu.txt))
 # Plugins that live beside the core in one environment; each has its tests.
 PLUGINS := $(filter-out $(ENGINES:%=plugins/rlcore-%),$(patsubst %/,%,$(wildcard plugins/rlcore-*/)))
+EXTRAS_rlcore-fsdp := [lora,eight-bit]
 QUICK := $(addprefix plugins/rlcore-,algorithms environments rewards workbench)
 TESTED ?= $(PLUGINS)
 
@@ -64,7 +65,7 @@ $(VENV)/.ready: pyproject.toml
 
 $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	@echo "== installing plugins: $(notdir $(PLUGINS)) =="
-	$(BIN)/python $(INSTALL) --no-build-isolation $(foreach plugin,$(PLUGINS),--editable $(plugin)) peft
+	$(BIN)/python $(INSTALL) --no-build-isolation $(foreach plugin,$(PLUGINS),--editable "$(plugin)$(EXTRAS_$(notdir $(plugin)))")
 	@touch $@
 
 # An engine's environment: torch, then the lock as it stands (no resolution), then rlcore and the plugin.
