@@ -5,7 +5,7 @@
 # make lint         ruff and mypy
 # make bench        the benchmarks; figures and how to read them: benchmarks/README.md
 #
-# Engines pin versions that clash, so each has an environment of its own.
+# Engines pin versions that clash, so each has an environment of its own; test-sglang also runs over two environments.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,6 +37,7 @@ test-plugins: $(VENV)/.plugins
 		(cd $$plugin && $(CURDIR)/$(BIN)/python -m pytest) || exit 1; \
 	done
 
+test-sglang: $(VENV)/.ready
 $(ENGINES:%=test-%): test-%: .venv-%/.ready
 	@echo "== tests of plugins/rlcore-$* =="
 	cd plugins/rlcore-$* && $(CURDIR)/.venv-$*/bin/python -m pytest
