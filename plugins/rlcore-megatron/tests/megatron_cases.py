@@ -1,7 +1,9 @@
 """The backend on the CPU and its oracle for tests, and models with what is particular to their families."""
 
+import gc
 import warnings
 
+import torch.distributed as dist
 from cpu_double import CPUMegatron
 from rlcore_megatron import MegatronConfig
 
@@ -37,12 +39,23 @@ def save_model(family, directory, **changes):
 
 def make_megatron(path, *, config=None, optimizer=GENTLE, context=None, **model):
     """The backend on the CPU; `config` and `context` are fields, `model` are fields of ModelConfig."""
+    _leave_grid()  # each test has one of its own
+    return another_megatron(path, config=config, optimizer=optimizer, context=context, **model)
+
+
+def _leave_grid():
+    """megatron-core forgets its groups without ending them, and each has three threads that look about all the time."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core import parallel_state
 
-    parallel_state.destroy_model_parallel()  # each test has a grid of its own
-    return another_megatron(path, config=config, optimizer=optimizer, context=context, **model)
+    parallel_state.destroy_model_parallel()
+    gc.collect()  # models that know them
+    if dist.is_initialized():
+        dist.barrier()  # a peer may still be reading
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def another_megatron(path, *, config=None, optimizer=GENTLE, context=None, **model):
