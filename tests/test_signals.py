@@ -1,4 +1,4 @@
-"""A signal that arrives where Python drops exceptions still ends the run."""
+"""A signal ends the run also where Python drops exceptions, and not in the middle of Ray's start."""
 
 import signal
 import sys
@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rlcore.controller.ray_runtime import _signals_kept
 from rlcore.trainer.signals import Signals
 
 ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
@@ -57,3 +58,18 @@ def test_other_exceptions_of_a_finaliser_are_shown_as_before(signals, monkeypatc
     Broken()
     assert [type(seen.exc_value) for seen in shown] == [ValueError]
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("count", "reached"), [(1, ["one", "up"]), (2, ["one"])])
+@pytest.mark.parametrize("number", ENDS)
+def test_the_first_signal_waits_until_ray_is_up_and_a_second_one_does_not(signals, number, count, reached):
+    seen = []
+    handlers = [*map(signal.getsignal, ENDS)]
+    with pytest.raises(ENDS[number]), _signals_kept():  # noqa: PT012
+        signal.raise_signal(number)
+        seen.append("one")
+        if count == 2:
+            signal.raise_signal(number)
+        seen.append("up")
+    assert seen == reached
+    assert [*map(signal.getsignal, ENDS)] == handlers

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import ray
@@ -249,17 +250,29 @@ class RayRuntime:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, in Python and below: there it would end the process with a stack of C++."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ray takes SIGTERM for itself, in Python and below: there it would end the process with a stack of C++. Half started it
+    cannot be ended in order, so the first signal waits until it is up; a second one does not."""
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_main = threading.current_thread() is threading.main_thread()
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            handlers[number](number, frame)
+
     module: Any = ray._private.utils
     install, module.set_sigterm_handler = module.set_sigterm_handler, lambda handler: None
+    for number, handler in handlers.items() if is_main else ():
+        signal.signal(number, note if callable(handler) else handler)
     try:
         yield
     finally:
         module.set_sigterm_handler = install
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        for number, handler in handlers.items() if is_main else ():
+            signal.signal(number, handler)
+        if noted:
+            signal.raise_signal(noted[0])
 
 
 def _check_address(address: str) -> None:
