@@ -103,6 +103,8 @@ def test_the_longest_sample_is_a_bound_that_repeats():
         ({"tensor_parallel": 4, "sequence_parallel": True}, 4),
         ({"fp8": "hybrid"}, 16),
         ({"fp8": "hybrid", "tensor_parallel": 2, "sequence_parallel": True}, 32),
+        ({"context_parallel": 2}, 2),
+        ({"context_parallel": 2, "tensor_parallel": 4, "sequence_parallel": True}, 8),
     ],
 )
 def test_micro_batches_are_padded_to_what_matrices_need(settings, multiple):
@@ -312,7 +314,8 @@ def test_weights_travel_in_buckets_of_one_type():
 
 def test_two_grids_in_one_process_are_refused(said_by_two_ranks):
     expected = (
-        "two models of one process want different grids: tensor, pipeline and expert sizes (2, 1, 1) and (1, 2, 1)\n"
+        "two models of one process want different grids: tensor, pipeline, context and expert sizes (2, 1, 1, 1) and"
+        " (1, 2, 1, 1)\n"
         "Give all roles of a pool the same backend sizes, or type  placement=split"
     )
     assert [report["refused"] for report in said_by_two_ranks] == [expected] * 2
@@ -326,6 +329,12 @@ def test_two_grids_in_one_process_are_refused(said_by_two_ranks):
             6,
             "6 devices cannot be divided by tensor_parallel 2 · pipeline_parallel 2 = 4\n"
             "Give the pool 4, 8, 12, 16, … devices, or a product of 1, 2, 3, 6:  backend.tensor_parallel=1",
+        ),
+        (
+            {"context_parallel": 4},
+            6,
+            "6 devices cannot be divided by context_parallel 4 = 4\n"
+            "Give the pool 4, 8, 12, 16, … devices, or a product of 1, 2, 3, 6:  backend.context_parallel=1",
         ),
         (
             {"expert_parallel": 4, "pipeline_parallel": 2},
@@ -350,6 +359,18 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
             {"tensor_parallel": 4},
             "tensor_parallel=4 does not divide num_key_value_heads=2 of this model\n"
             "Type  backend.tensor_parallel=N  with N one of 1, 2",
+        ),
+        (
+            "qwen3",
+            {"context_parallel": 4},
+            "context_parallel=4 does not divide num_key_value_heads=2 of a tensor-parallel device\n"
+            "Type  backend.context_parallel=N  with N one of 1, 2",
+        ),
+        (
+            "qwen3",
+            {"context_parallel": 2, "tensor_parallel": 2},
+            "context_parallel=2 does not divide num_key_value_heads=1 of a tensor-parallel device\n"
+            "Type  backend.context_parallel=N  with N one of 1",
         ),
         (
             "qwen3",
@@ -381,7 +402,16 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
             "Type  backend.sequence_parallel=true backend.expert_parallel=2",
         ),
     ],
-    ids=["heads", "layers", "virtual layers", "no experts", "experts", "experts and tensor"],
+    ids=[
+        "heads",
+        "heads of a context",
+        "heads of both",
+        "layers",
+        "virtual layers",
+        "no experts",
+        "experts",
+        "experts and tensor",
+    ],
 )
 def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, settings, message, tmp_path):
     with pytest.raises(ConfigError) as refused:
@@ -397,10 +427,7 @@ def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, setting
         ({"sequence_parallel": True}, "sequence_parallel=true needs tensor_parallel above 1"),
         ({"virtual_stages": 2}, "virtual_stages=2 needs pipeline_parallel above 1"),
         ({"fp8": "hybrid", "layers": "local"}, "fp8=hybrid needs the layers of Transformer Engine, and layers=local"),
-        (
-            {"context_parallel": 2},
-            "context_parallel=2: megatron-core shares the tokens of a sample in Transformer Engine",
-        ),
+        ({"context_parallel": 0}, "context_parallel: expected at least 1, got 0"),
         ({"lora_rank": 8}, "lora_rank=8: megatron-core has no adapters"),
     ],
 )
@@ -445,13 +472,14 @@ def test_a_plan_knows_who_shares_rows(path):
     assert planned(path) == 8
     assert planned(path, tensor_parallel=2) == 4
     assert planned(path, tensor_parallel=2, pipeline_parallel=4) == 1
+    assert planned(path, context_parallel=2, pipeline_parallel=2) == 2
 
 
 @pytest.mark.parametrize(
     ("given", "first"),
     [
         ({"device": "cpu"}, "backend=megatron needs CUDA devices"),
-        ({"world_size": 6, "pipeline_parallel": 4}, "6 devices cannot be divided by tensor_parallel 1"),
+        ({"world_size": 6, "pipeline_parallel": 4}, "6 devices cannot be divided by pipeline_parallel 4 = 4"),
         ({"world_size": 6, "pipeline_parallel": 3}, "pipeline_parallel=3 does not divide num_hidden_layers=4"),
         ({"expert_parallel": 2}, "expert_parallel=2, and qwen3 has no experts"),
     ],

@@ -17,7 +17,9 @@ from rlcore.testing.training import check_equal, follow, make_batch, whole_weigh
 STEPS = 6
 WEIGHT_TOLERANCE = 2e-5
 
-TP2, PP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
+TP2, PP2, CP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"context_parallel": 2}
+SP2, EP2 = TP2 | {"sequence_parallel": True}, {"expert_parallel": 2}
+WIDE = {"num_key_value_heads": 4}
 PLAIN = {"distributed_optimizer": False}
 CASES = {
     # name: (world sizes, family, settings of the backend, fields of the context and the model)
@@ -47,6 +49,19 @@ CASES = {
     "critic": ((1,), "qwen2", {}, {"head": "value"}),
     "critic-tensor": ((2,), "qwen3", TP2 | {"sequence_parallel": True}, {"head": "value"}),
     "critic-pipeline": ((2,), "qwen2", PP2, {"head": "value"}),
+    "context": ((2, 4), "qwen3", CP2, {}),
+    "context-tensor": ((4,), "llama-wide", CP2 | TP2 | PLAIN, {}),
+    "context-sequence": ((4,), "qwen3-wide", CP2 | SP2, {}),
+    "context-pipeline": ((4,), "qwen2", CP2 | PP2, {}),
+    "context-virtual": ((4,), "qwen3", CP2 | PP2 | {"virtual_stages": 2} | PLAIN, {}),
+    "context-of-four": ((4,), "qwen2-wide", {"context_parallel": 4}, {}),
+    "context-experts": ((2, 4), "qwen3_moe", CP2 | EP2, {}),
+    "context-experts-alone": ((2,), "qwen3_moe", CP2, {}),
+    "context-experts-pipeline": ((4,), "qwen3_moe", CP2 | EP2 | PP2 | PLAIN, {}),
+    "context-experts-sequence": ((4,), "qwen3_moe-wide", CP2 | EP2 | SP2, {}),
+    "critic-context": ((2, 4), "qwen2", CP2, {"head": "value"}),
+    "recompute-context": ((2,), "qwen3", CP2, {"gradient_checkpointing": True}),
+    "recompute-selective-context": ((2,), "llama", CP2 | {"recompute": "selective"}, {"gradient_checkpointing": True}),
     "recompute": ((2,), "qwen3", TP2, {"gradient_checkpointing": True}),
     "recompute-selective": ((2,), "qwen3", PP2 | {"recompute": "selective"}, {"gradient_checkpointing": True}),
 }
@@ -78,7 +93,11 @@ def some_steps(rank, world, directory, names, paths):
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    return {family: save_model(family, root / family) for family in {family for _, family, _, _ in CASES.values()}}
+    made = {}
+    for name in {name for _, name, _, _ in CASES.values()}:
+        family, _, wide = name.partition("-")
+        made[name] = save_model(family, root / name, **(WIDE if wide else {}))
+    return made
 
 
 @pytest.fixture(scope="module")

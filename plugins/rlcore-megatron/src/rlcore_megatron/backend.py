@@ -1,6 +1,6 @@
-"""`megatron`: one model over tensor, pipeline and data parallel devices. The same results as `local`, whatever the grid.
+"""`megatron`: one model over tensor, context, pipeline and data parallel devices. The same results as `local`, whatever the grid.
 
-Every method but `offload` and `reload` is collective. All ranks of a pipeline get the same rows and plan the same
+Every method but `offload` and `reload` is collective. All ranks of a pipeline or a context get the same rows and plan the same
 micro-batches; ranks with other rows plan their own, and then all run as many as the longest plan has, the missing ones
 on a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
 """
@@ -136,7 +136,7 @@ class MegatronBackend:
 
     @classmethod
     def data_parallel(cls, config: MegatronConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
-        """Devices that get rows of their own; those of one tensor group and one pipeline share theirs.
+        """Devices that get rows of their own; those of one tensor group, context and pipeline share theirs.
 
         Raises:
             UserError: the pool, the model or what is installed does not fit the settings.
@@ -168,7 +168,8 @@ class MegatronBackend:
 
     def _plan(self, batch: Batch) -> list[list[int]]:
         """Rows of each micro-batch; all ranks have equally many, some of them empty."""
-        plan = plan_micro_batches(batch.lengths.cpu().numpy(), self._model_config.max_tokens_per_device)
+        max_tokens = self._model_config.max_tokens_per_device * self._config.context_parallel
+        plan = plan_micro_batches(batch.lengths.cpu().numpy(), max_tokens)
         longest = torch.tensor([max(1, len(plan))], device=self._device)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         wanted = int(longest)
@@ -177,7 +178,7 @@ class MegatronBackend:
         return plan + [[]] * (wanted - len(plan))
 
     def _outputs(self, batch: Batch, hidden: Tensor, temperature: float) -> TokenOutputs:
-        """[T] outputs, zero outside the loss mask. Token i comes from the state before it."""
+        """[T] outputs, zero outside the loss mask. Token i comes from the state before it, wherever that one is."""
         ids = batch["input_ids"]
         where = batch["loss_mask"].nonzero().squeeze(1)
         starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
@@ -185,7 +186,7 @@ class MegatronBackend:
         if not len(where):
             zeros = torch.zeros(len(ids), device=self._device)
             return TokenOutputs(**dict.fromkeys(self._output_names(), zeros))
-        found = self._engine.head(hidden.index_select(0, where - 1), ids[where], temperature)
+        found = self._engine.head(hidden, where - 1, ids[where], temperature)
         spread = [torch.zeros(len(ids), device=self._device).index_put((where,), row) for row in found]
         return TokenOutputs(**dict(zip(self._output_names(), spread)))
 

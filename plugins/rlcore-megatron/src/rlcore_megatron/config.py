@@ -11,8 +11,8 @@ from rlcore.errors import ConfigError, require
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronConfig:
-    """How one model is laid over the devices. Devices of a pool = data · pipeline_parallel · tensor_parallel; data is
-    what the others leave."""
+    """How one model is laid over the devices. Devices of a pool = data · pipeline_parallel · context_parallel ·
+    tensor_parallel; data is what the others leave."""
 
     tensor_parallel: int = 1
     """Devices that share the matrices of a layer and the vocabulary, and compute the same samples."""
@@ -23,7 +23,7 @@ class MegatronConfig:
     expert_parallel: int = 1
     """Data-parallel devices that share the experts of a mixture instead of each holding all of them."""
     context_parallel: int = 1
-    """Refused above 1: megatron-core shares the tokens of a sample in Transformer Engine's attention only."""
+    """Devices that share the tokens of each sample between layers, and the heads inside attention (Ulysses)."""
     lora_rank: int = 0
     """Refused above 0: megatron-core has no adapters."""
     sequence_parallel: bool = False
@@ -41,14 +41,9 @@ class MegatronConfig:
     """Weights on their way to the rollout that are gathered at a time, in megabytes of one device's part."""
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel", "virtual_stages", "expert_parallel", "weights_bucket_mb"):
+        sizes = ("tensor_parallel", "pipeline_parallel", "virtual_stages", "expert_parallel", "context_parallel")
+        for name in (*sizes, "weights_bucket_mb"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
-        if self.context_parallel != 1:
-            raise ConfigError(
-                f"context_parallel={self.context_parallel}: megatron-core shares the tokens of a sample in Transformer"
-                " Engine's attention only, which this backend does not do\n"
-                f"Type  backend=fsdp backend.context_parallel={self.context_parallel}  or  backend.context_parallel=1"
-            )
         if self.lora_rank:
             raise ConfigError(
                 f"lora_rank={self.lora_rank}: megatron-core has no adapters\n"
@@ -77,6 +72,6 @@ class MegatronConfig:
 
     @property
     def token_multiple(self) -> int:
-        """Tokens of a micro-batch are padded to a multiple of this: equal parts for sequence parallelism, and matrices of
-        fp8 have sides that 16 divides."""
-        return (self.tensor_parallel if self.sequence_parallel else 1) * (16 if self.fp8 else 1)
+        """Tokens of a micro-batch are padded to a multiple of this: equal parts for context and sequence parallelism, and
+        matrices of fp8 have sides that 16 divides."""
+        return self.context_parallel * (self.tensor_parallel if self.sequence_parallel else 1) * (16 if self.fp8 else 1)

@@ -1,7 +1,7 @@
 """What this rank does for its model: micro-batches through megatron-core's schedules, steps, and tensors in and out.
 
 Whatever imports megatron-core is behind this module, which the backend imports once it knows that it is there.
-Shapes: T tokens of a micro-batch, n tokens under the loss, D hidden size.
+Shapes: T tokens of a micro-batch, t of them on this rank, n tokens under the loss, D hidden size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -77,7 +78,8 @@ class Engine:
 
         Args:
             micro_batches: equally many on all ranks.
-            compute: from the number of a micro-batch and its hidden states [T, D] to a scalar; on the last stage only.
+            compute: from the number of a micro-batch and this rank's hidden states of it, padded, [t, D] to a scalar; on
+                the last stage only.
         """
         self._check_here("compute with")
         self._has_gradients |= backward
@@ -85,13 +87,12 @@ class Engine:
         def forward_step(numbered: Iterator[tuple[int, MicroBatch]], chunk: nn.Module) -> tuple[Tensor, object]:
             i, (ids, lengths) = next(numbered)
             padding = -len(ids) % self._token_multiple
-            samples = Samples.of(lengths + [padding] * (padding > 0), self._device)
-            padded = nn.functional.pad(ids, (0, padding))[None]
-            assert samples.packing is not None
-            out = chunk(padded, samples.packing.position_ids, None, packed_seq_params=samples)
+            samples = Samples.of(lengths + [padding] * (padding > 0), self._device).part(self.grid.context)
+            own = nn.functional.pad(ids, (0, padding)).chunk(self.grid.context.size())[self.grid.context.rank()]
+            out = chunk(own[None], samples.positions[None], None, packed_seq_params=samples)
 
             def loss(output: Tensor) -> tuple[Tensor, Tensor, dict[str, object]]:
-                scalar = compute(i, self._model.hidden(output)[: len(ids)])
+                scalar = compute(i, self._model.hidden(output))
                 return scalar, torch.ones((), dtype=torch.int, device=self._device), {}
 
             return out, loss
@@ -110,19 +111,35 @@ class Engine:
                 forward_only=not backward,
             )
 
-    def head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, ...]:
-        """(log-probs [n], entropy [n]), or (values [n],), float32, from hidden states [n, D]; on the last stage."""
-        weight = self._model.head_weight()
+    def head(self, hidden: Tensor, before: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """[2, n] log-probs and entropy, or [1, n] values, float32, the same on all ranks of a context; on the last stage.
+
+        Args:
+            hidden: [t, D] of this rank's tokens.
+            before: [n] places in the micro-batch, each before that of its target.
+
+        The parts of all ranks are summed. Each computes the same loss of them, so that the gradient of an output belongs
+        to the rank that made it, and to no other.
+        """
+        places = before - self.grid.context.rank() * len(hidden)
+        mine = ((places >= 0) & (places < len(hidden))).nonzero().squeeze(1)
+        states, weight = hidden.index_select(0, places[mine]), self._model.head_weight()
         if self._model.is_critic:
-            return (nn.functional.linear(hidden.float(), weight).squeeze(-1),)
-        return token_statistics(
-            hidden,
-            weight,
-            targets,
-            temperature=temperature,
-            vocabulary=self._model.vocabulary,
-            group=self.grid.tensor,
-        )
+            found = nn.functional.linear(states.float(), weight).t()
+        else:
+            found = torch.stack(
+                token_statistics(
+                    states,
+                    weight,
+                    targets[mine],
+                    temperature=temperature,
+                    vocabulary=self._model.vocabulary,
+                    group=self.grid.tensor,
+                )
+            )
+        parts = found.new_zeros(len(found), len(before)).index_copy(1, mine, found)
+        summed: Tensor = reduce_from_tensor_model_parallel_region(parts, self.grid.context)
+        return summed
 
     def step(self, lr: float) -> float | None:
         """The gradient's norm; None: it was not finite and nothing has changed."""

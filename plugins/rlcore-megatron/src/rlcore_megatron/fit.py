@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def data_parallel_size(
     family_of(hf_config, families, model.path)
     check_divides(hf_config, config)
     frequencies(hf_config, model.path)
-    return world_size // (config.tensor_parallel * config.pipeline_parallel)
+    return world_size // (config.tensor_parallel * config.pipeline_parallel * config.context_parallel)
 
 
 def no_cuda(reason: str) -> ConfigError:
@@ -69,14 +70,15 @@ def hf_config_of(directory: Path) -> Any:
 
 def check_sizes(config: MegatronConfig, world_size: int) -> None:
     """Raises: ConfigError: the sizes do not multiply to the number of devices; says which do."""
-    inner = config.tensor_parallel * config.pipeline_parallel
+    sizes = {name: getattr(config, name) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel")}
+    inner = prod(sizes.values())
     if world_size % inner:
+        above_1 = [name for name, size in sizes.items() if size > 1]
         fits = ", ".join(str(inner * factor) for factor in range(1, 5))
         divisors = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
         raise ConfigError(
-            f"{world_size} devices cannot be divided by tensor_parallel {config.tensor_parallel} · "
-            f"pipeline_parallel {config.pipeline_parallel} = {inner}\n"
-            f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.tensor_parallel=1"
+            f"{world_size} devices cannot be divided by {' · '.join(f'{name} {sizes[name]}' for name in above_1)} = {inner}\n"
+            f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.{above_1[0]}=1"
         )
     if (world_size // config.pipeline_parallel) % config.expert_parallel:
         stage = world_size // config.pipeline_parallel
@@ -95,6 +97,8 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
         "intermediate_size": hf_config.intermediate_size,
     }
     _divides("tensor_parallel", config.tensor_parallel, sizes)
+    each = {name: sizes[name] // config.tensor_parallel for name in ("num_attention_heads", "num_key_value_heads")}
+    _divides("context_parallel", config.context_parallel, each, "of a tensor-parallel device")
     stages = config.pipeline_parallel * config.virtual_stages
     layers = hf_config.num_hidden_layers
     if layers % stages and config.virtual_stages > 1:
@@ -119,11 +123,11 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
             )
 
 
-def _divides(what: str, size: int, sizes: dict[str, int]) -> None:
+def _divides(what: str, size: int, sizes: dict[str, int], where: str = "of this model") -> None:
     for name, value in sizes.items():
         if value % size:
             fits = [n for n in range(1, value + 1) if all(other % n == 0 for other in sizes.values())]
             raise ConfigError(
-                f"{what}={size} does not divide {name}={value} of this model\n"
+                f"{what}={size} does not divide {name}={value} {where}\n"
                 f"Type  backend.{what}=N  with N one of {', '.join(map(str, fits))}"
             )

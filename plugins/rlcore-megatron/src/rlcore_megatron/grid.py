@@ -1,4 +1,4 @@
-"""The grid of devices, in megatron-core's own order: tensor varies fastest, then data, then pipeline.
+"""The grid of devices, in megatron-core's own order: tensor varies fastest, then context, data and pipeline.
 
 megatron-core keeps its process groups in globals, so all models of a process have one grid.
 """
@@ -24,7 +24,10 @@ class Grid:
     here: Mesh
     tensor: dist.ProcessGroup
     pipeline: dist.ProcessGroup
+    context: dist.ProcessGroup
+    """Ranks that share the tokens of their samples."""
     data: dist.ProcessGroup
+    """Ranks that hold the same parameters: those of other data, and of the same context."""
     expert: dist.ProcessGroup
     """Ranks that share the experts of a layer."""
     expert_data: dist.ProcessGroup
@@ -43,13 +46,14 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
     """
     check_sizes(config, context.world_size)
     _need_process_group(context)
-    sizes = (config.tensor_parallel, config.pipeline_parallel, config.expert_parallel)
+    sizes = (config.tensor_parallel, config.pipeline_parallel, config.context_parallel, config.expert_parallel)
     virtual = config.virtual_stages if config.virtual_stages > 1 else None
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.tensor_parallel,
             pipeline_model_parallel_size=config.pipeline_parallel,
             virtual_pipeline_model_parallel_size=virtual,
+            context_parallel_size=config.context_parallel,
             expert_model_parallel_size=config.expert_parallel,
             expert_tensor_parallel_size=1,
             create_gloo_process_groups=False,
@@ -60,27 +64,31 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
     found = (
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_context_parallel_world_size(),
         parallel_state.get_expert_model_parallel_world_size(),
     )
     if found != sizes or parallel_state.get_virtual_pipeline_model_parallel_world_size() != virtual:
         raise ConfigError(
-            f"two models of one process want different grids: tensor, pipeline and expert sizes {found} and {sizes}\n"
+            "two models of one process want different grids: tensor, pipeline, context and expert sizes"
+            f" {found} and {sizes}\n"
             "Give all roles of a pool the same backend sizes, or type  placement=split"
         )
     tensor = parallel_state.get_tensor_model_parallel_group()
     pipeline = parallel_state.get_pipeline_model_parallel_group()
-    data = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    context_group = parallel_state.get_context_parallel_group()
+    rows = parallel_state.get_data_parallel_group()
     return Grid(
         here=Mesh(
             rank=context.rank,
             world_size=context.world_size,
-            dp_rank=data.rank(),
-            dp_size=data.size(),
-            returns=tensor.rank() == 0 and pipeline.rank() == pipeline.size() - 1,
+            dp_rank=rows.rank(),
+            dp_size=rows.size(),
+            returns=tensor.rank() == context_group.rank() == 0 and pipeline.rank() == pipeline.size() - 1,
         ),
         tensor=tensor,
         pipeline=pipeline,
-        data=data,
+        context=context_group,
+        data=parallel_state.get_data_parallel_group(with_context_parallel=True),
         expert=parallel_state.get_expert_model_parallel_group(),
         expert_data=parallel_state.get_expert_data_parallel_group(),
     )

@@ -1,24 +1,28 @@
 """A GPTModel of megatron-core for a Hugging Face configuration: this rank's stages, over packed samples.
 
 Samples lie end to end ("thd"): Transformer Engine's layers take their borders; megatron-core's own layers get the core's
-attention in buckets, which never crosses a border either. Shapes: T tokens, H heads, D head size.
+attention in buckets, which never crosses a border either. Shapes: T tokens, t of them on this rank, H heads, D head size.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -28,6 +32,7 @@ from torch import Tensor, nn
 from rlcore.models.attention import Packing, packed_attention
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.context_parallel import SharedAttention
 from rlcore_megatron.families import Family
 from rlcore_megatron.fit import check_divides
 from rlcore_megatron.grid import Grid
@@ -37,25 +42,39 @@ from rlcore_megatron.rope import frequencies
 _log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Samples(PackedSeqParams):  # type: ignore[misc]
     """The borders of the samples of a micro-batch, as megatron-core hands them to its attention."""
 
-    packing: Packing | None = None
+    packing: Packing
     """The same for megatron-core's own layers."""
+    positions: Tensor
+    """[t] of this rank's tokens in their samples."""
+    whole: Samples | None = None
+    """What attention gets where ranks of a context share the tokens; the rest of a layer has one sample, this rank's."""
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> Samples:
         borders = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
         longest = 1 << (max(lengths) - 1).bit_length()  # a bound; megatron-core keeps a rotary table for each
+        packing = Packing(lengths, device)
         return cls(
             qkv_format="thd",
             cu_seqlens_q=borders,
             cu_seqlens_kv=borders,
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
-            packing=Packing(lengths, device),
+            packing=packing,
+            positions=packing.position_ids[0],
         )
+
+    def part(self, context: dist.ProcessGroup) -> Samples:
+        """What the layers of a rank get that has its part of the tokens only."""
+        if context.size() == 1:
+            return self
+        own = self.positions.chunk(context.size())[context.rank()]
+        borders = torch.tensor([0, len(own)], device=own.device, dtype=torch.int32)
+        return replace(self, cu_seqlens_q=borders, cu_seqlens_kv=borders, positions=own, whole=self)
 
 
 class PackedAttention(nn.Module):
@@ -73,11 +92,11 @@ class PackedAttention(nn.Module):
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        packed_seq_params: Samples | None = None,
+        *,
+        packed_seq_params: Samples,
         **options: Any,
     ) -> Tensor:
         """[T, H·D] from query [T, H, D], key and value [T, H_kv, D]."""
-        assert packed_seq_params is not None and packed_seq_params.packing is not None, "samples are always packed"
         q, k, v = (part.transpose(0, 1)[None] for part in (query, key, value))
         out, _ = packed_attention(self, q, k, v, None, packing=packed_seq_params.packing, scaling=self._scale)
         return out[0].flatten(1)
@@ -127,7 +146,7 @@ class Model:
         return self.chunks[-1]
 
     def hidden(self, output: Tensor) -> Tensor:
-        """[T, hidden] from what the last stage returns; every tensor-parallel device gets all tokens."""
+        """[t, hidden] from what the last stage returns; tensor-parallel devices get the same tokens."""
         states = output[0]
         if not self.config.sequence_parallel:
             return states
@@ -154,7 +173,7 @@ def build(
     is_critic = context.head == "value"
     tied = bool(hf_config.tie_word_embeddings) and not is_critic  # a critic has no output embedding to tie
     transformer = _transformer_config(hf_config, family, config, model, trained=context.trained)
-    spec = _spec(transformer, config, model.precision)
+    spec = _spec(transformer, config, model.precision, grid.context)
     padded = -(-hf_config.vocab_size // config.tensor_parallel) * config.tensor_parallel
     if padded != hf_config.vocab_size and context.rank == 0:
         _log.warning(
@@ -166,7 +185,8 @@ def build(
     stages = range(config.virtual_stages) if config.virtual_stages > 1 else [None]
     rotations = frequencies(hf_config, model.path)
     chunks = [
-        _chunk(transformer, spec, hf_config, padded, tied, stage, rotations, is_critic, context) for stage in stages
+        _chunk(transformer, spec, hf_config, padded, tied, stage, rotations, is_critic, grid, context)
+        for stage in stages
     ]
     plan = Plan(family=family, config=hf_config, devices=config.tensor_parallel, tied=tied, is_critic=is_critic)
     per_rank = (transformer.num_moe_experts or 0) // config.expert_parallel
@@ -244,15 +264,21 @@ def _transformer_config(
     )
 
 
-def _spec(transformer: TransformerConfig, config: MegatronConfig, precision: str) -> Any:
+def _spec(transformer: TransformerConfig, config: MegatronConfig, precision: str, context: dist.ProcessGroup) -> Any:
     normed = transformer.qk_layernorm
     experts = transformer.num_moe_experts
-    if config.uses_transformer_engine(precision):
-        return get_gpt_layer_with_transformer_engine_spec(
+    engine = config.uses_transformer_engine(precision)
+    if engine:
+        spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=experts, moe_grouped_gemm=experts is not None, qk_layernorm=normed
         )
-    spec = get_gpt_layer_local_spec(num_experts=experts, qk_layernorm=normed, normalization="RMSNorm")
-    attention = replace(spec.submodules.self_attention.submodules, core_attention=PackedAttention)
+    else:
+        spec = get_gpt_layer_local_spec(num_experts=experts, qk_layernorm=normed, normalization="RMSNorm")
+    attention = spec.submodules.self_attention.submodules
+    core = attention.core_attention if engine else PackedAttention
+    attention.core_attention = core if context.size() == 1 else partial(SharedAttention, inner=core, context=context)
+    if engine:
+        return spec
     if normed:
         attention = replace(attention, q_layernorm=RMSNorm, k_layernorm=RMSNorm)
     layer = replace(
@@ -275,8 +301,11 @@ def _chunk(
     stage: int | None,
     rotations: Tensor,
     is_critic: bool,
+    grid: Grid,
     context: BackendContext,
 ) -> Any:
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    groups.cp = parallel_state.get_expert_tensor_parallel_group()  # of one rank: its own context parallelism is off
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=stage is None, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=stage is None, vp_stage=stage)
     chunk = GPTModel(
@@ -289,9 +318,13 @@ def _chunk(
         parallel_output=True,
         position_embedding_type="rope",
         share_embeddings_and_output_weights=tied,
+        pg_collection=groups,
         vp_stage=stage,
     )
     chunk.rotary_pos_emb.inv_freq = rotations.to(torch.cuda.current_device())
+    if grid.context.size() > 1:
+        chunk.rotary_pos_emb.get_rotary_seq_len = lambda *given: given[-1]  # the samples instead, for the next one
+        chunk.rotary_pos_emb.forward = MethodType(_own_rotations, chunk.rotary_pos_emb)
     if last and is_critic:
         chunk.output_layer = ValueHead(hf_config.hidden_size, context.seed)
     elif last:
@@ -301,6 +334,12 @@ def _chunk(
         chunk.requires_grad_(False)
     chunk.train(context.trained)
     return chunk
+
+
+def _own_rotations(rotary: RotaryEmbedding, samples: Samples, **options: Any) -> Tensor:
+    """[t, 1, 1, D] of this rank's tokens: its part may begin anywhere in a sample."""
+    table: Tensor = RotaryEmbedding.forward(rotary, samples.max_seqlen_q, packed_seq=True)
+    return table[samples.positions]
 
 
 def _hidden_states(layer: Any, hidden: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
