@@ -26,6 +26,8 @@ GRIDS = {
     "plain": (2, {"tensor_parallel": 2, **PLAIN}, {}),
     "both": (4, {"tensor_parallel": 2, "pipeline_parallel": 2}, {}),
     "tensor-and-data": (4, {"tensor_parallel": 2}, {}),
+    "context": (2, {"context_parallel": 2}, {}),
+    "context-and-data": (4, {"context_parallel": 2}, {}),
     "one": (1, {}, {}),
     "half": (2, {"tensor_parallel": 2}, {"precision": "bfloat16"}),
     "critic": (2, {"pipeline_parallel": 2}, {"head": "value"}),  # its stages have unequally many parameters
@@ -33,6 +35,10 @@ GRIDS = {
     "experts-pipeline": (2, {"pipeline_parallel": 2}, {"family": "qwen3_moe"}),
     "experts-alone": (1, {}, {"family": "qwen3_moe"}),
 }
+
+
+WRITTEN = ["tensor", "plain", "half", "critic", "experts", "context"]
+"""By two ranks."""
 
 
 def shares(dp_size):
@@ -101,7 +107,7 @@ def path(paths):
 def written(paths, tmp_path_factory):
     """(reports of the ranks by grid, directory with one checkpoint for each)"""
     directory, reports = tmp_path_factory.mktemp("written"), {}
-    for world, grids in ((2, ["tensor", "plain", "half", "critic", "experts"]), (4, ["tensor-and-data"])):
+    for world, grids in ((2, WRITTEN), (4, ["tensor-and-data"])):
         found = run_ranks(world, write, directory, paths, grids, preload=PRELOAD, timeout_s=300)
         (directory / "rendezvous").unlink(missing_ok=True)
         reports |= {grid: [one[grid] for one in found] for grid in grids}
@@ -119,10 +125,18 @@ PAIRS = {
         ("plain", "pipeline"),
         ("tensor", "plain"),
         ("tensor-and-data", "data"),
+        ("context", "context"),
+        ("context", "tensor"),
         ("experts", "experts"),
         ("experts", "experts-pipeline"),
     ],
-    4: [("tensor-and-data", "tensor-and-data"), ("tensor", "both"), ("tensor-and-data", "both")],
+    4: [
+        ("tensor-and-data", "tensor-and-data"),
+        ("tensor", "both"),
+        ("tensor-and-data", "both"),
+        ("context", "both"),
+        ("tensor", "context-and-data"),
+    ],
 }
 
 
@@ -140,7 +154,7 @@ def resumed(paths, written, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("grid", ["tensor", "plain", "half", "critic", "experts", "tensor-and-data"])
+@pytest.mark.parametrize("grid", [*WRITTEN, "tensor-and-data"])
 def test_the_same_grid_goes_on_with_the_same_bits(grid, written, resumed):
     reports, directory = resumed(GRIDS[grid][0])
 
@@ -168,13 +182,14 @@ def test_another_grid_goes_on_with_the_same_losses(written_by, read_by, written,
         torch.testing.assert_close(weights[name], tensor, atol=2e-5, rtol=0)
 
 
-def test_one_process_goes_on_as_well(paths, written):
+@pytest.mark.parametrize("written_by", ["tensor", "context"])
+def test_one_process_goes_on_as_well(written_by, paths, written):
     backend = make("one", paths, 0, seed=9)
-    backend.load(written[1] / "tensor")
+    backend.load(written[1] / written_by)
 
     history = train(backend, make_batch(), STEPS)
 
-    expected = [row[0] for row in written[0]["tensor"][0]["after"]]
+    expected = [row[0] for row in written[0][written_by][0]["after"]]
     assert [row[0] for row in history] == pytest.approx(expected, abs=5e-6)
 
 

@@ -1,8 +1,9 @@
-"""`megatron`: one model over tensor, context, pipeline and data parallel devices. The same results as `local`, whatever the grid.
+"""`megatron`: one model over tensor, context, pipeline and data parallel devices. The same results as `local`, whatever
+the grid.
 
-Every method but `offload` and `reload` is collective. All ranks of a pipeline or a context get the same rows and plan the same
-micro-batches; ranks with other rows plan their own, and then all run as many as the longest plan has, the missing ones
-on a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
+Every method but `offload` and `reload` is collective. All ranks of a pipeline or a context get the same rows and plan
+the same micro-batches; ranks with other rows plan their own, and then all run as many as the longest plan has, the
+missing ones on a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
 """
 
 from __future__ import annotations

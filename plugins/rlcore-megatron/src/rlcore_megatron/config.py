@@ -72,6 +72,6 @@ class MegatronConfig:
 
     @property
     def token_multiple(self) -> int:
-        """Tokens of a micro-batch are padded to a multiple of this: equal parts for context and sequence parallelism, and
+        """Tokens of a micro-batch are padded to a multiple of this: context and sequence parallelism cut equal parts, and
         matrices of fp8 have sides that 16 divides."""
         return self.context_parallel * (self.tensor_parallel if self.sequence_parallel else 1) * (16 if self.fp8 else 1)

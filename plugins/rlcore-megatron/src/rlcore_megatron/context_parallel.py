@@ -1,4 +1,4 @@
-"""Ulysses: between layers each rank of a context group holds a part of the tokens, inside attention a part of the heads.
+"""Ulysses: between layers each rank of a context group holds some of the tokens, inside attention some of the heads.
 
 DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv:2309.14509), around any core attention of megatron-core, whose own context
 parallelism stays off. Shapes: R ranks of the group, t tokens of a rank, T = R · t, H heads, h = H / R, D head size.
@@ -7,6 +7,7 @@ parallelism stays off. Shapes: R ranks of the group, t tokens of a rank, T = R �
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -15,26 +16,24 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
 
-class SharedAttention(nn.Module):
-    """`core_attention` of a layer whose ranks hold parts of the tokens: `inner` sees all tokens and some of the heads."""
+def shared_attention(
+    core: Callable[..., Any], context: dist.ProcessGroup, *, config: TransformerConfig, **options: Any
+) -> nn.Module:
+    """`core_attention` of a layer whose ranks hold some of the tokens; `core` gets all of them, and some of the heads."""
+    of_rank = copy.copy(config)
+    of_rank.num_attention_heads //= context.size()
+    of_rank.num_query_groups //= context.size()
+    module: nn.Module = core(config=of_rank, **options)
+    attend = module.forward
 
-    def __init__(
-        self, config: TransformerConfig, *args: Any, inner: type[nn.Module], context: dist.ProcessGroup, **options: Any
-    ) -> None:
-        super().__init__()
-        of_rank = copy.copy(config)
-        of_rank.num_attention_heads //= context.size()
-        of_rank.num_query_groups //= context.size()
-        self.inner = inner(of_rank, *args, **options)
-        self._context = context
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, packed_seq_params: Any, **options: Any
-    ) -> Tensor:
+    def forward(query: Tensor, key: Tensor, value: Tensor, *args: Any, packed_seq_params: Any, **given: Any) -> Tensor:
         """[t, H·D] from query [t, H, D], key and value [t, H_kv, D]."""
-        heads = (tokens_to_heads(states, self._context) for states in (query, key, value))
-        out = self.inner(*heads, *args, packed_seq_params=packed_seq_params.whole, **options)
-        return heads_to_tokens(out.flatten(1), self._context)
+        heads = (tokens_to_heads(states, context) for states in (query, key, value))
+        out = attend(*heads, *args, packed_seq_params=packed_seq_params.whole, **given)
+        return heads_to_tokens(out.flatten(1), context)
+
+    module.forward = forward
+    return module
 
 
 def tokens_to_heads(states: Tensor, context: dist.ProcessGroup) -> Tensor:

@@ -78,8 +78,8 @@ class Engine:
 
         Args:
             micro_batches: equally many on all ranks.
-            compute: from the number of a micro-batch and this rank's hidden states of it, padded, [t, D] to a scalar; on
-                the last stage only.
+            compute: from the number of a micro-batch and this rank's hidden states [t, D] of it, padding included, to a
+                scalar; on the last stage only.
         """
         self._check_here("compute with")
         self._has_gradients |= backward
@@ -112,7 +112,7 @@ class Engine:
             )
 
     def head(self, hidden: Tensor, before: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """[2, n] log-probs and entropy, or [1, n] values, float32, the same on all ranks of a context; on the last stage.
+        """[2, n] log-probs and entropy, or [1, n] values, float32, equal on all ranks of a context; on the last stage.
 
         Args:
             hidden: [t, D] of this rank's tokens.

@@ -1,7 +1,7 @@
 """A GPTModel of megatron-core for a Hugging Face configuration: this rank's stages, over packed samples.
 
 Samples lie end to end ("thd"): Transformer Engine's layers take their borders; megatron-core's own layers get the core's
-attention in buckets, which never crosses a border either. Shapes: T tokens, t of them on this rank, H heads, D head size.
+attention in buckets, which never crosses a border either. Shapes: T tokens, t of this rank, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from rlcore.models.attention import Packing, packed_attention
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.context_parallel import SharedAttention
+from rlcore_megatron.context_parallel import shared_attention
 from rlcore_megatron.families import Family
 from rlcore_megatron.fit import check_divides
 from rlcore_megatron.grid import Grid
@@ -51,7 +51,7 @@ class Samples(PackedSeqParams):  # type: ignore[misc]
     positions: Tensor
     """[t] of this rank's tokens in their samples."""
     whole: Samples | None = None
-    """What attention gets where ranks of a context share the tokens; the rest of a layer has one sample, this rank's."""
+    """For attention where ranks of a context share the tokens: to the rest of a layer, a rank's are one sample."""
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> Samples:
@@ -276,7 +276,7 @@ def _spec(transformer: TransformerConfig, config: MegatronConfig, precision: str
         spec = get_gpt_layer_local_spec(num_experts=experts, qk_layernorm=normed, normalization="RMSNorm")
     attention = spec.submodules.self_attention.submodules
     core = attention.core_attention if engine else PackedAttention
-    attention.core_attention = core if context.size() == 1 else partial(SharedAttention, inner=core, context=context)
+    attention.core_attention = core if context.size() == 1 else partial(shared_attention, core, context)
     if engine:
         return spec
     if normed:
