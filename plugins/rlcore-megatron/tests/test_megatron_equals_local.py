@@ -65,7 +65,21 @@ CASES = {
     "recompute": ((2,), "qwen3", TP2, {"gradient_checkpointing": True}),
     "recompute-selective": ((2,), "qwen3", PP2 | {"recompute": "selective"}, {"gradient_checkpointing": True}),
 }
-ALL = [(name, world) for name, (worlds, *_) in CASES.items() for world in worlds]
+SLOW = (
+    "context-virtual",
+    "context-of-four",
+    "context-sequence",
+    "context-experts-alone",
+    "context-experts-pipeline",
+    "context-experts-sequence",
+    "recompute-context",
+    "recompute-selective-context",
+)
+ALL = [
+    pytest.param(name, world, id=f"{name}-{world}", marks=[pytest.mark.slow] if name in SLOW else [])
+    for name, (worlds, *_) in CASES.items()
+    for world in worlds
+]
 
 
 def fields(name):
@@ -102,18 +116,19 @@ def paths(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(paths, tmp_path_factory):
-    """World size -> (reports of the ranks, directory); made when first asked for."""
+    """Case and world size -> (reports of the ranks, directory); made when first asked for, with others of that size."""
     made = {}
 
-    def run(world):
-        if world not in made:
+    def run(name, world):
+        slow = name in SLOW
+        if (world, slow) not in made:
             directory = tmp_path_factory.mktemp(f"world{world}")
-            names = [name for name, (worlds, *_) in CASES.items() if world in worlds]
-            made[world] = (
+            names = [each for each, (worlds, *_) in CASES.items() if world in worlds and (each in SLOW) == slow]
+            made[world, slow] = (
                 run_ranks(world, some_steps, directory, names, paths, preload=PRELOAD, timeout_s=300),
                 directory,
             )
-        return made[world]
+        return made[world, slow]
 
     return run
 
@@ -135,9 +150,9 @@ def oracle(paths, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(("name", "world"), ALL, ids=[f"{name}-{world}" for name, world in ALL])
+@pytest.mark.parametrize(("name", "world"), ALL)
 def test_steps_equal_local(name, world, runs, oracle):
-    reports, _ = runs(world)
+    reports, _ = runs(name, world)
     is_critic = CASES[name][3].get("head") == "value"
 
     check_equal(
@@ -149,9 +164,9 @@ def test_steps_equal_local(name, world, runs, oracle):
     )
 
 
-@pytest.mark.parametrize(("name", "world"), ALL, ids=[f"{name}-{world}" for name, world in ALL])
+@pytest.mark.parametrize(("name", "world"), ALL)
 def test_weights_come_back_with_the_bits_of_the_files(name, world, runs, paths):
-    _, directory = runs(world)
+    _, directory = runs(name, world)
     _, family, _, _ = CASES[name]
 
     found = load_file(directory / f"{name}.start")

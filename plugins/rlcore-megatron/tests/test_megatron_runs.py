@@ -16,6 +16,7 @@ UNEVEN = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]
 PPO = ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
 TWO = ["runtime=ray", "pools.main.devices_per_node=2"]
 TENSOR, PIPELINE = "backend.tensor_parallel=2", "backend.pipeline_parallel=2"
+CONTEXT = "backend.context_parallel=2"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,6 +53,7 @@ def oracle(tmp_path_factory):
             (*PPO, "take_turns=always"), TENSOR, id="ppo on two tensor ranks that take turns with the rollout"
         ),
         pytest.param(PPO, PIPELINE, id="ppo on two stages", marks=pytest.mark.slow),
+        pytest.param(PPO, CONTEXT, id="ppo on two context ranks", marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_train_as_local_does(algorithm, grid, tmp_path, oracle):
