@@ -386,6 +386,30 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
         ),
         (
             "qwen3",
+            {"pipeline_parallel": 3, "first_stage_layers": 1},
+            "first_stage_layers=1: the other stages (2) cannot share equally what is left of num_hidden_layers=4\n"
+            "Type  backend.first_stage_layers=N  with N one of 2",
+        ),
+        (
+            "qwen3",
+            {"pipeline_parallel": 2, "first_stage_layers": 1, "last_stage_layers": 2},
+            "first_stage_layers=1 and last_stage_layers=2: the other stages (0) cannot share equally what is left of"
+            " num_hidden_layers=4\nType  backend.first_stage_layers=N  with N one of 2",
+        ),
+        (
+            "qwen3",
+            {"pipeline_parallel": 2, "last_stage_layers": 4},
+            "last_stage_layers=4: the other stages (1) cannot share equally what is left of num_hidden_layers=4\n"
+            "Type  backend.last_stage_layers=N  with N one of 1, 2, 3",
+        ),
+        (
+            "qwen3",
+            {"pipeline_parallel": 8, "last_stage_layers": 1},
+            "last_stage_layers=1: the other stages (7) cannot share equally what is left of num_hidden_layers=4\n"
+            "Type  backend.last_stage_layers=0",
+        ),
+        (
+            "qwen3",
             {"expert_parallel": 2},
             "expert_parallel=2, and qwen3 has no experts\nType  backend.expert_parallel=1",
         ),
@@ -408,6 +432,10 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
         "heads of both",
         "layers",
         "virtual layers",
+        "first stage",
+        "both stages",
+        "last stage",
+        "too many stages",
         "no experts",
         "experts",
         "experts and tensor",
@@ -426,6 +454,11 @@ def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, setting
         ({"tensor_parallel": 0}, "tensor_parallel: expected at least 1, got 0"),
         ({"sequence_parallel": True}, "sequence_parallel=true needs tensor_parallel above 1"),
         ({"virtual_stages": 2}, "virtual_stages=2 needs pipeline_parallel above 1"),
+        ({"first_stage_layers": 2}, "first_stage_layers=2 needs pipeline_parallel above 1 and virtual_stages=1"),
+        (
+            {"last_stage_layers": 2, "pipeline_parallel": 2, "virtual_stages": 2},
+            "last_stage_layers=2 needs pipeline_parallel above 1 and virtual_stages=1",
+        ),
         ({"fp8": "hybrid", "layers": "local"}, "fp8=hybrid needs the layers of Transformer Engine, and layers=local"),
         ({"context_parallel": 0}, "context_parallel: expected at least 1, got 0"),
         ({"lora_rank": 8}, "lora_rank=8: megatron-core has no adapters"),

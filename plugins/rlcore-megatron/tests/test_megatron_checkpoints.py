@@ -22,6 +22,7 @@ GRIDS = {
     # name: (world size, settings of the backend, fields of the model or the context)
     "tensor": (2, {"tensor_parallel": 2}, {}),
     "pipeline": (2, {"pipeline_parallel": 2}, {}),
+    "uneven": (2, {"pipeline_parallel": 2, "last_stage_layers": 1}, {}),
     "data": (2, {}, {}),
     "plain": (2, {"tensor_parallel": 2, **PLAIN}, {}),
     "both": (4, {"tensor_parallel": 2, "pipeline_parallel": 2}, {}),
@@ -121,6 +122,7 @@ PAIRS = {
         ("half", "half"),
         ("critic", "critic"),
         ("tensor", "pipeline"),
+        ("tensor", "uneven"),
         ("tensor", "data"),
         ("plain", "pipeline"),
         ("tensor", "plain"),

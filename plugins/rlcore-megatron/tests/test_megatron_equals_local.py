@@ -39,6 +39,8 @@ CASES = {
     "qwen2-both": ((4,), "qwen2", TP2 | PP2, {}),
     "qwen3-both": ((4,), "qwen3", TP2 | PP2 | {"sequence_parallel": True} | PLAIN, {}),
     "data": ((4,), "qwen3", {}, {}),
+    "uneven": ((2,), "qwen3", PP2 | {"first_stage_layers": 1}, {}),
+    "uneven-tied": ((4,), "qwen2", PP2 | TP2 | {"last_stage_layers": 1}, {}),
     "virtual": ((2,), "qwen3", PP2 | {"virtual_stages": 2}, {}),
     "virtual-tied": ((4,), "qwen2", PP2 | TP2 | {"virtual_stages": 2}, {}),
     "experts": ((1, 2), "qwen3_moe", {}, {}),

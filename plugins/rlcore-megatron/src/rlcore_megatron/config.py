@@ -18,6 +18,10 @@ class MegatronConfig:
     """Devices that share the matrices of a layer and the vocabulary, and compute the same samples."""
     pipeline_parallel: int = 1
     """Devices that hold the layers one after the other; micro-batches move through them (1F1B)."""
+    first_stage_layers: int = 0
+    """Layers on the first device of a pipeline, which has the input embedding as well; 0: as many as the others."""
+    last_stage_layers: int = 0
+    """Layers on the last one, which computes the head as well; 0: as many as the others."""
     virtual_stages: int = 1
     """Pieces of the model on each device of a pipeline: less waiting, more communication."""
     expert_parallel: int = 1
@@ -44,6 +48,13 @@ class MegatronConfig:
         sizes = ("tensor_parallel", "pipeline_parallel", "virtual_stages", "expert_parallel", "context_parallel")
         for name in (*sizes, "weights_bucket_mb"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
+        for name in ("first_stage_layers", "last_stage_layers"):
+            value = getattr(self, name)
+            require(value >= 0, name, "at least 0", value, 0)
+            if value and (self.pipeline_parallel == 1 or self.virtual_stages > 1):
+                raise ConfigError(
+                    f"{name}={value} needs pipeline_parallel above 1 and virtual_stages=1\nType  backend.{name}=0"
+                )
         if self.lora_rank:
             raise ConfigError(
                 f"lora_rank={self.lora_rank}: megatron-core has no adapters\n"

@@ -101,13 +101,18 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
     _divides("context_parallel", config.context_parallel, each, "of a tensor-parallel device")
     stages = config.pipeline_parallel * config.virtual_stages
     layers = hf_config.num_hidden_layers
-    if layers % stages and config.virtual_stages > 1:
+    given = {"first_stage_layers": config.first_stage_layers, "last_stage_layers": config.last_stage_layers}
+    ends = {name: size for name, size in given.items() if size}
+    if ends:
+        _check_ends(ends, layers, stages - len(ends))
+    elif layers % stages and config.virtual_stages > 1:
         fits = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
         raise ConfigError(
             f"pipeline_parallel · virtual_stages={stages} does not divide num_hidden_layers={layers} of this model\n"
             f"Type  backend.pipeline_parallel=N backend.virtual_stages=M  with a product of {fits}"
         )
-    _divides("pipeline_parallel", stages, {"num_hidden_layers": layers})
+    else:
+        _divides("pipeline_parallel", stages, {"num_hidden_layers": layers})
     experts = getattr(hf_config, "num_experts", None)
     if config.expert_parallel > 1 and not experts:
         raise ConfigError(
@@ -121,6 +126,26 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
                 f"tensor_parallel={config.tensor_parallel} of a mixture needs its tokens cut and its experts shared\n"
                 "Type  backend.sequence_parallel=true backend.expert_parallel=2"
             )
+
+
+def _check_ends(ends: dict[str, int], layers: int, others: int) -> None:
+    """Raises: ConfigError: what these stages leave of the layers, the others cannot share equally, one each at least."""
+    name, *kept = ends
+
+    def fits(size: int) -> bool:
+        left = layers - size - sum(ends[other] for other in kept)
+        return left >= others and left % others == 0 if others else left == 0
+
+    if not fits(ends[name]):
+        what = " and ".join(f"{end}={size}" for end, size in ends.items())
+        possible = ", ".join(str(size) for size in range(1, layers + 1) if fits(size))
+        advice = (
+            f"backend.{name}=N  with N one of {possible}" if possible else "  ".join(f"backend.{e}=0" for e in ends)
+        )
+        raise ConfigError(
+            f"{what}: the other stages ({others}) cannot share equally what is left of num_hidden_layers={layers}\n"
+            f"Type  {advice}"
+        )
 
 
 def _divides(what: str, size: int, sizes: dict[str, int], where: str = "of this model") -> None:

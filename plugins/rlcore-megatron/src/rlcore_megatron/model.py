@@ -25,7 +25,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
@@ -238,6 +238,8 @@ def _transformer_config(
         attention_dropout=0.0,
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
+        num_layers_in_first_pipeline_stage=config.first_stage_layers or None,
+        num_layers_in_last_pipeline_stage=config.last_stage_layers or None,
         virtual_pipeline_model_parallel_size=config.virtual_stages if config.virtual_stages > 1 else None,
         expert_model_parallel_size=config.expert_parallel,
         expert_tensor_parallel_size=1,
@@ -287,8 +289,7 @@ def _spec(transformer: TransformerConfig, config: MegatronConfig, precision: str
         pre_mlp_layernorm=RMSNorm,
         self_attention=replace(spec.submodules.self_attention, submodules=attention),
     )
-    stages = config.pipeline_parallel * config.virtual_stages
-    specs = [replace(spec, submodules=layer)] * (transformer.num_layers // stages)
+    specs = [replace(spec, submodules=layer)] * get_num_layers_to_build(transformer)
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
 
 
