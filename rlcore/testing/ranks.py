@@ -1,4 +1,4 @@
-"""Real processes in a real process group (gloo): started quickly, watched, and ended at a deadline."""
+"""Real processes in a real process group (gloo, and NCCL for CUDA tensors): started quickly, watched, and ended at a deadline."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _rank(
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo",
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             init_method=f"file://{directory}/rendezvous",
             rank=rank,
             world_size=world,

@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from fsdp_cases import make_fsdp
+from fsdp_cases import PRELOAD, fsdp_weights, local_weights, make_fsdp, make_local
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.attention import Layout, attention
 
 from rlcore.models.attention import packed_attention
-from rlcore.testing import BackendContract
-from rlcore.testing.training import LENGTHS, make_batch, save_model, train
+from rlcore.testing import BackendContract, run_ranks
+from rlcore.testing.training import LENGTHS, check_equal, follow, make_batch, save_model, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ON_GPU = {"device": "cuda:0"}
+STEPS = 10
 
 
 class TestOnGPU(BackendContract):
@@ -69,3 +70,25 @@ def test_offload_gives_the_memory_back(path):
     assert before - torch.cuda.memory_allocated() >= 3 * parameters
     backend.reload()
     train(backend, batch, 1)
+
+
+def steps_of_a_rank(rank, world, directory, path, config):
+    device = f"cuda:{rank}"
+    torch.cuda.set_device(device)
+    context = {"rank": rank, "world_size": world, "device": device, "total_steps": STEPS, "seed": 4}
+    backend = make_fsdp(path, config=config, context=context, max_tokens_per_device=14)
+    return follow(backend, make_batch().to(device), STEPS, directory / "weights.safetensors", weights=fsdp_weights)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+@pytest.mark.parametrize(
+    "config", [{}, {"replicate": 2}, {"tensor_parallel": 2}, {"context_parallel": 2}, {"lora_rank": 2}], ids=str
+)
+def test_two_devices_over_nccl_equal_local_on_one(config, path, tmp_path):
+    reports = run_ranks(2, steps_of_a_rank, tmp_path / "ranks", path, config, preload=PRELOAD, timeout_s=300)
+
+    settings = {name: value for name, value in config.items() if name.startswith("lora")}
+    local = make_local(path, config=settings, context=ON_GPU | {"total_steps": STEPS, "seed": 4})
+    file = tmp_path / "local.safetensors"
+    whole = follow(local, make_batch().to("cuda:0"), STEPS, file, weights=local_weights)
+    check_equal(reports, whole, make_batch())
