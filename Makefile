@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins/rlcore-*/requirements-cpu.txt))
 # Plugins that live beside the core in one environment; each has its tests.
 PLUGINS := $(filter-out $(ENGINES:%=plugins/rlcore-%),$(patsubst %/,%,$(wildcard plugins/rlcore-*/)))
-EXTRAS_rlcore-fsdp := [lora,eight-bit]
+EXTRAS_rlcore-fsdp := [lora]
 QUICK := $(addprefix plugins/rlcore-,algorithms environments rewards workbench)
 TESTED ?= $(PLUGINS)
 
