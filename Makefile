@@ -30,6 +30,8 @@ quickstart: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
 	@$(MAKE) --no-print-directory test-plugins TESTED="$(QUICK)"
+	@echo "== tests of the core that need a plugin =="
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py
 
 test-plugins: $(VENV)/.plugins
 	@for plugin in $(TESTED); do \
