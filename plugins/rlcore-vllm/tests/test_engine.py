@@ -70,6 +70,50 @@ def test_a_response_goes_on_under_new_weights_and_says_which_token_is_whose(engi
     assert list(sample.log_probs[cut:]) == pytest.approx(list(rest.log_probs), abs=2e-4)
 
 
+@torch.no_grad()
+def continued(old, new, ids, num_more):
+    """(tokens, log-probs) that `new` draws greedily on top of keys and values that `old` left for all ids but the last."""
+    cache = old(torch.tensor([ids[:-1]]), use_cache=True).past_key_values
+    tokens, log_probs = [ids[-1]], []
+    for _ in range(num_more):
+        scores = new(torch.tensor([tokens[-1:]]), past_key_values=cache, use_cache=True).logits[0, -1].log_softmax(-1)
+        tokens.append(int(scores.argmax()))
+        log_probs.append(float(scores.max()))
+    return tokens[1:], log_probs
+
+
+def test_in_place_a_response_goes_on_with_the_keys_and_values_that_it_has(model):
+    engine, new_model = make_vllm(model, pause="in_place"), changed(model)
+    asked = requests_of([PROMPT], max_response_tokens=60)
+
+    async def generate():
+        return [sample async for sample in engine.generate(asked)]
+
+    async def interrupted():
+        task = asyncio.create_task(generate())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        engine.load_weights(iter(new_model.named_parameters()), 7)
+        return await asyncio.wait_for(task, 30)
+
+    sample = asyncio.run(interrupted())[0]
+    again = run(engine, asked)[0]
+    engine.load_weights(iter(new_model.named_parameters()), 8)
+    fresh = run(engine, asked)[0]
+    engine.close()
+
+    cut = list(sample.token_versions).count(0)
+    assert 0 < cut < 60 and list(sample.token_versions) == [0] * cut + [7] * (60 - cut)
+    begun = [*PROMPT, *sample.token_ids[:cut]]
+    tokens, log_probs = continued(load_model(model), new_model, begun, 60 - cut)
+    assert list(sample.token_ids[cut:]) == tokens
+    assert list(sample.log_probs[cut:]) == pytest.approx(log_probs, abs=2e-4)
+    anew, other = continued(new_model, new_model, begun, 60 - cut)
+    assert (tokens, log_probs) != (anew, pytest.approx(other, abs=2e-3)), "the models are too alike to tell"
+    assert list(again.token_ids) == list(fresh.token_ids), "old keys and values were found by a later request"
+    assert list(again.log_probs) == pytest.approx(list(fresh.log_probs), abs=1e-5)
+
+
 def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhile(engine, model):
     asked = requests_of([PROMPT], max_response_tokens=60)
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from conftest import make_hf, requests_of, run, tokens
+from conftest import collect, make_hf, requests_of, run, tokens
 from rlcore_vllm import VLLMConfig, VLLMRollout
 from rlcore_vllm import server as server_module
 
@@ -246,6 +246,30 @@ def test_a_server_that_was_paused_stays_so_over_an_update(server, small_model):
         return await asyncio.wait_for(task, 10)
 
     assert asyncio.run(paused())[0].policy_version == 8
+
+
+@pytest.mark.parametrize("pause", ["retract", "in_place"])
+def test_what_is_in_flight_at_a_server_is_read_again_or_goes_on_in_place(server, small_model, monkeypatch, pause):
+    engine = connect(small_model, server, pause=pause)
+    many, short = requests_of([[3, 4 + i] for i in range(24)], max_response_tokens=40), requests_of([[3, 4, 5]])
+    posted, post = [], engine._engine._post
+    monkeypatch.setattr(engine._engine, "_post", lambda path, body=None: (posted.append(path), post(path, body))[1])
+
+    async def interrupted():
+        task = asyncio.create_task(collect(engine, many))
+        while not engine._engine._num_in_flight:
+            await asyncio.sleep(0)
+        engine.load_weights(iter(weights(small_model)), 9)
+        return await asyncio.wait_for(task, 30)
+
+    samples = asyncio.run(interrupted())
+    run(engine, short)
+    run(engine, short)
+
+    in_place = pause == "in_place"
+    assert len(samples) == 24
+    assert f"/pause?mode=keep&clear_cache={'false' if in_place else 'true'}" in posted
+    assert posted.count("/reset_prefix_cache") == in_place, "once, when the last that used the old ones has ended"
 
 
 def test_a_server_with_another_model_is_refused(server, story_model):

@@ -52,6 +52,9 @@ class VLLMConfig:
     with backend.lora_sync=adapters."""
     enforce_eager: bool = False
     """No CUDA graphs. The CPU runs eagerly in any case."""
+    pause: Literal["retract", "in_place"] = "retract"
+    """What becomes of sequences in flight when new weights come. retract: read again under the new weights; in_place: go on
+    with keys and values of the old ones, which a request that comes meanwhile may find in the cache too."""
     url: str = ""
     """Servers that run already, comma-separated, one for each rank of the pool: http://host:8000. Empty: an engine in the
     rollout's own process."""

@@ -55,6 +55,7 @@ class InProcess:
         )
         self._num_requests = 0
         self._paused = False
+        self._in_place, self._stale = config.pause == "in_place", False
         self._outboxes: dict[str, list[Any]] = {}
         """Name of a request in flight -> where its output goes."""
 
@@ -62,6 +63,8 @@ class InProcess:
         self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
     ) -> AsyncIterator[Sample]:
         """Samples as they finish; closing aborts the rest."""
+        if self._stale and not self._outboxes:
+            self._drop_cache()
         outbox: list[Any] = []
         asked: dict[str, Request] = {}
         try:
@@ -82,13 +85,14 @@ class InProcess:
             self._abort(list(asked))
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights; what is in flight is read again under them."""
+        """Replace all weights; what is in flight is read again under them, or goes on in place."""
         if self._adapter:
             self._load_adapter(weights)
         else:
             self._load_model(weights)
-        if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
+        self._stale = self._in_place and bool(self._outboxes)
+        if not self._stale:
+            self._drop_cache()
         self._engine.set_weight_version(str(version))
 
     def pause(self) -> None:
@@ -120,6 +124,12 @@ class InProcess:
         if not self._is_cpu:
             gc.collect()
             torch.cuda.empty_cache()
+
+    def _drop_cache(self) -> None:
+        """Forget keys and values of old weights; sequences that use them are read again."""
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
+        self._stale = False
 
     def _load_model(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         call = self._engine.collective_rpc

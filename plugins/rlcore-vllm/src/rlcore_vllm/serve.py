@@ -23,7 +23,16 @@ from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.inprocess import engine_options
 from rlcore_vllm.install import check_installed
 
-_CLIENT_ONLY = ("url", "weights", "weights_directory", "bucket_mb", "timeout_s", "api_key_variable", "engine_options")
+_CLIENT_ONLY = (
+    "url",
+    "pause",
+    "weights",
+    "weights_directory",
+    "bucket_mb",
+    "timeout_s",
+    "api_key_variable",
+    "engine_options",
+)
 _MODULE = "vllm.entrypoints.openai.api_server"
 
 

@@ -45,6 +45,7 @@ class Server:
         start, key = "python -m rlcore_vllm.serve MODEL --port PORT", http.bearer(config.api_key_variable)
         self._server = http.Server(self._url, "vLLM", config.timeout_s, start, key)
         self._paused, self._version = False, 0
+        self._num_in_flight, self._stale = 0, False
         self._device = context.device
         self._group: Broadcast | None = None
         """With the server's ranks: made by the first update, and anew after one that failed."""
@@ -64,6 +65,10 @@ class Server:
         self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
     ) -> AsyncIterator[Sample]:
         """Samples as they finish; closing aborts the rest."""
+        if self._stale and not self._num_in_flight:
+            self._post("/reset_prefix_cache")
+            self._stale = False
+        self._num_in_flight += len(requests)
         room = asyncio.Semaphore(self._config.max_batch_size)
         tasks = [asyncio.create_task(self._one(room, *pair)) for pair in zip(requests, options)]
         try:
@@ -75,10 +80,12 @@ class Server:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._num_in_flight -= len(requests)
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Leave the weights in files, bucket by bucket, and tell the server where; or broadcast them."""
-        self._post("/pause?mode=keep")
+        self._stale = self._config.pause == "in_place" and self._num_in_flight > 0
+        self._post(f"/pause?mode=keep&clear_cache={'false' if self._stale else 'true'}")
         self._begin()
         try:
             if self._config.weights == "broadcast":
@@ -101,7 +108,7 @@ class Server:
 
     def pause(self) -> None:
         """Requests in flight wait at the server."""
-        self._post("/pause?mode=keep")
+        self._post("/pause?mode=keep&clear_cache=false")
         self._paused = True
 
     def resume(self) -> None:
