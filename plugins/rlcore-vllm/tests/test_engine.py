@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import make_hf, make_vllm, requests_of, run, tokens
+from conftest import collect, make_hf, make_vllm, requests_of, run, tokens
 from models import save_tiny
 
 from rlcore.errors import InfrastructureError, ModelError, NumericalError
@@ -41,23 +41,22 @@ def changed(path):
     return model
 
 
+async def interrupted(engine, asked, new_model):
+    """Samples by request id; new weights come as version 7 when some tokens are drawn."""
+    task = asyncio.create_task(collect(engine, asked))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    engine.load_weights(iter(new_model.named_parameters()), 7)
+    return await asyncio.wait_for(task, 30)
+
+
 def test_a_response_goes_on_under_new_weights_and_says_which_token_is_whose(engine, model, tmp_path):
     asked = requests_of([PROMPT], max_response_tokens=60)
     old = run(engine, asked)[0].token_ids
     new_model = changed(model)
     new_model.save_pretrained(tmp_path)
 
-    async def generate():
-        return [sample async for sample in engine.generate(asked)]
-
-    async def interrupted():
-        task = asyncio.create_task(generate())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        engine.load_weights(iter(new_model.named_parameters()), 7)
-        return await asyncio.wait_for(task, 30)
-
-    sample = asyncio.run(interrupted())[0]
+    sample = asyncio.run(interrupted(engine, asked, new_model))[0]
 
     cut = list(sample.token_versions).count(0)
     assert 0 < cut < 60 and list(sample.token_versions) == [0] * cut + [7] * (60 - cut)
@@ -86,17 +85,7 @@ def test_in_place_a_response_goes_on_with_the_keys_and_values_that_it_has(model)
     engine, new_model = make_vllm(model, pause="in_place"), changed(model)
     asked = requests_of([PROMPT], max_response_tokens=60)
 
-    async def generate():
-        return [sample async for sample in engine.generate(asked)]
-
-    async def interrupted():
-        task = asyncio.create_task(generate())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        engine.load_weights(iter(new_model.named_parameters()), 7)
-        return await asyncio.wait_for(task, 30)
-
-    sample = asyncio.run(interrupted())[0]
+    sample = asyncio.run(interrupted(engine, asked, new_model))[0]
     again = run(engine, asked)[0]
     engine.load_weights(iter(new_model.named_parameters()), 8)
     fresh = run(engine, asked)[0]

@@ -269,7 +269,17 @@ def test_what_is_in_flight_at_a_server_is_read_again_or_goes_on_in_place(server,
     in_place = pause == "in_place"
     assert len(samples) == 24
     assert f"/pause?mode=keep&clear_cache={'false' if in_place else 'true'}" in posted
-    assert posted.count("/reset_prefix_cache") == in_place, "once, when the last that used the old ones has ended"
+    assert posted.count("/reset_prefix_cache?reset_running_requests=true") == in_place, (
+        "once, when the last that used the old ones has ended"
+    )
+
+
+def test_old_keys_and_values_that_a_server_does_not_drop_serve_nobody(server, small_model, monkeypatch):
+    engine = connect(small_model, server, pause="in_place")
+    monkeypatch.setattr(engine._engine, "_stale", True)
+    monkeypatch.setattr(engine._engine, "_post", lambda path, body=None: {"success": False})
+    with pytest.raises(InfrastructureError, match="did not drop the keys and values"):
+        run(engine, requests_of([[3, 4, 5]]))
 
 
 def test_a_server_with_another_model_is_refused(server, story_model):

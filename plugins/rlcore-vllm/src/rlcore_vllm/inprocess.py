@@ -22,7 +22,7 @@ from rlcore.types import Request, Sample
 from rlcore_vllm import adapters, host, memory
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
-from rlcore_vllm.requests import check_taken, sample
+from rlcore_vllm.requests import check_dropped, check_taken, sample
 
 _CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the cache: the smallest that vLLM's CPU attention takes; a prefix is reused in whole blocks."""
@@ -127,8 +127,7 @@ class InProcess:
 
     def _drop_cache(self) -> None:
         """Forget keys and values of old weights; sequences that use them are read again."""
-        if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
+        check_dropped(self._engine.reset_prefix_cache(reset_running_requests=True))
         self._stale = False
 
     def _load_model(self, weights: Iterator[tuple[str, Tensor]]) -> None:

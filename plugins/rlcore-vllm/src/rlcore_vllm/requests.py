@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.errors import ModelError, SampleError
+from rlcore.errors import InfrastructureError, ModelError, SampleError
 from rlcore.rollouts.checks import Limits, check_finite
 from rlcore.types import FinishReason, Request, Sample
 
@@ -70,6 +70,12 @@ def check_taken(missing: Sequence[Sequence[str]]) -> None:
             f"vLLM's loader left {len(names)} parameters as they were, the first is '{names[0]}'\n"
             "Use another engine for this model:  rollout=hf"
         )
+
+
+def check_dropped(success: bool) -> None:
+    """Raise InfrastructureError when vLLM still has keys and values of old weights."""
+    if not success:
+        raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
 
 
 def sample(

@@ -29,7 +29,7 @@ from rlcore.rollouts import http
 from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
 from rlcore_vllm.config import VLLMConfig
-from rlcore_vllm.requests import check_taken, model_facts, sample
+from rlcore_vllm.requests import check_dropped, check_taken, model_facts, sample
 
 _MB = 2**20
 _UNTOUCHED = "default"
@@ -66,7 +66,7 @@ class Server:
     ) -> AsyncIterator[Sample]:
         """Samples as they finish; closing aborts the rest."""
         if self._stale and not self._num_in_flight:
-            self._post("/reset_prefix_cache")
+            check_dropped(self._post("/reset_prefix_cache?reset_running_requests=true")["success"])
             self._stale = False
         self._num_in_flight += len(requests)
         room = asyncio.Semaphore(self._config.max_batch_size)
