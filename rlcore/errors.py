@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+LOST_PEER = "by peer"
+"""In what gloo says when the process at the other end is gone: connection closed, or reset, by peer."""
+
 
 class RlcoreError(Exception):
     """Base of every error that rlcore raises on purpose."""

@@ -31,14 +31,12 @@ from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
 from rlcore.controller.runtime import RuntimeConfig, Traffic, check_machine, resolve_device
 from rlcore.data.wire import pack, unpack
-from rlcore.errors import ConfigError, DeadlineExceeded, HostDied, InfrastructureError
+from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, HostDied, InfrastructureError
 
 logger = logging.getLogger(__name__)
 _STACK_TIMEOUT_S = 5.0
 _QUICK_S = 0.1
 _GET_TIMEOUT_S = 600.0
-_LOST_PEER = "by peer"
-"""In what gloo says when the process at the other end is gone: connection closed, or reset, by peer."""
 _PEER_S = 5.0
 """Ray knows of a death after a second or two; a rank that is alive may go on waiting for the one that failed."""
 
@@ -214,7 +212,7 @@ class RayRuntime:
         except (ray.exceptions.RayTaskError, ray.exceptions.GetTimeoutError) as error:
             raise InfrastructureError(f"{what}: rank {rank} of pool '{pool}' did not answer: {error}") from error
         if isinstance(value, Reply) and value.failure is not None:
-            if _LOST_PEER in str(value.failure.error):
+            if LOST_PEER in str(value.failure.error):
                 self._name_the_dead(handle, what)
             value.failure.rise()
         return value

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError, UserError
+from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, InfrastructureError, ModelError, UserError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import Limits
@@ -37,8 +37,6 @@ from rlcore_sglang.weights import LOADER
 _END_TIMEOUT_S = 10.0
 _LOOK_S = 1.0
 _LOG_BYTES = 20000
-_LOST = "Connection closed by peer"
-"""What gloo says when a process of the group has ended."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -286,8 +284,8 @@ def last_error(log: str, otherwise: str) -> str:
     """The last line of a log that names an exception; `otherwise` where none does. That a scheduler has lost another one is
     told after what was said before."""
     named = [line.strip() for line in log.splitlines() if line.partition(":")[0].endswith(("Error", "Exception"))]
-    causes = [line for line in named if _LOST not in line][-1:]
-    if named and _LOST in named[-1]:
+    causes = [line for line in named if LOST_PEER not in line][-1:]
+    if named and LOST_PEER in named[-1]:
         causes.append(named[-1])
     return ", then ".join(causes) or otherwise
 
