@@ -20,7 +20,7 @@ from rlcore import errors
 from rlcore.config.build import to_plain
 from rlcore.config.schema import Choice, Config
 from rlcore.hooks import specs
-from rlcore.protocols import PROTOCOLS
+from rlcore.protocols import PROTOCOLS, Roles
 from rlcore.registry import KINDS
 from rlcore.registry import errors as plugin_errors
 from rlcore.types import STANDARD_COLUMNS
@@ -97,7 +97,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 def protocols() -> Iterator[str]:
     """Each protocol with its attributes and methods, as they stand in the source."""
-    for kind, protocol in PROTOCOLS.items():
+    for kind, protocol in (PROTOCOLS | {"passed to algorithms": Roles}).items():
         module = inspect.getmodule(protocol)
         assert module is not None, protocol
         yield f"### {kind}: `{protocol.__name__}`"

@@ -12,10 +12,14 @@ from rlcore.algorithms.kl import KLConfig
 from rlcore.algorithms.ppo import PPO, PPOConfig
 from rlcore.config.build import build
 from rlcore.config.schema import RewardConfig
+from rlcore.controller.group import Group
+from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import ColumnError, ConfigError, RlcoreError
 from rlcore.trainer.roles import Roles
 from rlcore.types import Mean, Sampling, TokenOutputs
+from rlcore.workers.critic import CriticWorker
+from rlcore.workers.policy import ReferenceWorker
 
 PENALTY = KLConfig(coefficient=0.1)
 IN_REWARD = KLConfig(coefficient=0.1, where="reward", estimator="k1")
@@ -505,3 +509,14 @@ def test_a_failed_reward_ends_the_run_by_default():
 def test_a_role_that_was_not_asked_for_is_named():
     with pytest.raises(AttributeError, match=r"no role 'critic'; its algorithm asked for reward"):
         scoring_roles("drop").critic  # noqa: B018
+
+
+def test_a_group_of_another_worker_class_is_refused():
+    group = Group(ReferenceWorker, LocalRuntime(RuntimeConfig(name="local")), "teacher", "main", {})
+    roles = Roles({"teacher": group}, sampling=Sampling(), samples_per_prompt=2, reward=RewardConfig(), on_scored=print)
+
+    assert roles.group("teacher", ReferenceWorker) is group
+    with pytest.raises(TypeError, match=r"role 'teacher' has workers of ReferenceWorker, not CriticWorker"):
+        roles.group("teacher", CriticWorker)
+    with pytest.raises(AttributeError, match=r"no role 'techer'"):
+        roles.group("techer", ReferenceWorker)

@@ -15,6 +15,7 @@ from rlcore.algorithms.losses import clipped_policy_loss
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore.types import Average, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore.workers.averaging import count
 
@@ -75,7 +76,7 @@ class Epochs:
         """Columns that the loss of each trained role reads."""
         raise NotImplementedError
 
-    def update(self, roles: Any, experience: Batch) -> Metrics:
+    def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Epochs × mini-batches over the trained roles. All calls are sent before the first answer is awaited."""
         metrics, self._metrics = [self._metrics], {}
         sample_id, tokens = experience.fetch("sample_id", "num_loss_tokens")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from rlcore.algorithms.advantages import group_normalised, group_variance
 from rlcore.algorithms.base import PolicyGradient, PolicyGradientConfig, sequence_kl
 from rlcore.data.batch import Batch
+from rlcore.protocols.roles import Roles
 from rlcore.types import Mean
 
 
@@ -45,7 +45,7 @@ class GRPO(PolicyGradient):
     def writes(self) -> Sequence[str]:
         return list(dict.fromkeys([*super().writes(), *(["old_log_probs"] if self.kl_in_reward else [])]))
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, score, recompute log-probs, compare inside groups."""
         samples = self.draw(roles, prompts).balance(roles.actor.dp_size)
         if "old_log_probs" in self.writes():
@@ -63,17 +63,17 @@ class GRPO(PolicyGradient):
             samples = samples.take(np.flatnonzero(varied.numpy()))
         return samples
 
-    def draw(self, roles: Any, prompts: Batch) -> Batch:
+    def draw(self, roles: Roles, prompts: Batch) -> Batch:
         """Scored samples."""
-        samples: Batch = roles.score(roles.generate(prompts))
-        return samples
+        return roles.score(roles.generate(prompts))
 
-    def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:
+    def with_advantages(self, roles: Roles, samples: Batch, reward: Tensor) -> Batch:
         """The samples with their column of advantages; `reward` [B] has the KL penalty in it where that is its place."""
         by_std = self.config.normalise_by_std
         return samples.with_rows(advantage=group_normalised(reward, samples.fetch("group_id"), by_std=by_std))
 
-    def _kl(self, roles: Any, samples: Batch) -> Any:
+    def _kl(self, roles: Roles, samples: Batch) -> Tensor:
         """[B] KL of each response to the reference; only these numbers come to the controller."""
         columns = samples.select("old_log_probs", "ref_log_probs", "loss_mask")
-        return roles.actor.apply(sequence_kl, columns, estimator=self.config.kl.estimator).fetch("kl")
+        kl: Tensor = roles.actor.apply(sequence_kl, columns, estimator=self.config.kl.estimator).fetch("kl")
+        return kl

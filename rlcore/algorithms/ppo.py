@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from rlcore.algorithms.losses import clipped_value_loss
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore.types import LossTerms, TokenOutputs
 
 
@@ -61,11 +61,9 @@ class PPO(PolicyGradient):
     def writes(self) -> Sequence[str]:
         return ["old_log_probs", "advantages", "returns", "rewards", "advantage_mean", "advantage_std"]
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, score, log-probs of actor and reference, values, and advantages next to the data."""
-        samples: Batch = roles.generate(prompts)
-        samples = roles.score(samples)
-        samples = samples.balance(roles.actor.dp_size)
+        samples = roles.score(roles.generate(prompts)).balance(roles.actor.dp_size)
         samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
         if self.needs_reference:
             samples |= roles.reference.log_probs(samples)

@@ -6,6 +6,7 @@ from rlcore.protocols.dataset import Dataset
 from rlcore.protocols.dispatch import Call, Dispatch
 from rlcore.protocols.environment import Completion, Environment, EpisodeConfig, Step
 from rlcore.protocols.reward import Reward, RewardResult, batched
+from rlcore.protocols.roles import Roles
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.protocols.tracker import Tracker
 from rlcore.protocols.transfer import Transfer
@@ -40,6 +41,7 @@ __all__ = [
     "Reward",
     "RewardResult",
     "RoleSpec",
+    "Roles",
     "Rollout",
     "RolloutContext",
     "Step",

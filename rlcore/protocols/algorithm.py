@@ -14,6 +14,7 @@ from rlcore.types import LossTerms, Metrics, TokenOutputs
 
 if TYPE_CHECKING:
     from rlcore.data.batch import Batch
+    from rlcore.protocols.roles import Roles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +54,13 @@ class Algorithm(Protocol):
     def writes(self) -> Sequence[str]:
         """Columns that `collect` adds or renames by itself."""
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """From prompts to experience, in plain Python on the controller; large columns stay where they are."""
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         """The actor's loss terms: a pure function on a micro-batch; core averages. A critic's is `value_loss`."""
 
-    def update(self, roles: Any, experience: Batch) -> Metrics:
+    def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Epochs and mini-batches over the trained roles; `rlcore.algorithms.base` has the default."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -250,8 +250,13 @@ class FakeRoles:
     Every prompt gets four responses, of 1 to 5 tokens; the first of them scores 1, the others 0.
     """
 
+    actor: Any
+    reference: Any
+    critic: Any
+    rollout: Any
+    reward: Any
     samples_per_prompt = 4
-    rewards = ()
+    rewards: Sequence[Any] = ()
 
     def __init__(self, names: Sequence[str], *, keep_scored: bool = True) -> None:
         self.store = FakeStore()
@@ -269,6 +274,10 @@ class FakeRoles:
 
     def has(self, name: str) -> bool:
         return name in self.groups
+
+    def group(self, name: str, worker: type) -> Any:
+        """Return the fake of any role; `worker` is for type checkers."""
+        return getattr(self, name)
 
     def generate(self, prompts: Batch) -> Batch:
         """Adds the columns of the rollout worker."""
@@ -289,7 +298,8 @@ class FakeRoles:
 
     def judge(self, samples: Batch) -> Batch:
         """What the rewards say, with no row dropped."""
-        return samples | self.reward.score(samples)
+        scored: Batch = samples | self.reward.score(samples)
+        return scored
 
     def _noted(self, samples: Batch) -> Batch:
         reads = self.store.num_far_reads

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from rlcore.config.schema import RewardConfig
 from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
 from rlcore.protocols.environment import OUT_OF_TOKENS, OUT_OF_TURNS
+from rlcore.protocols.roles import WorkerType
 from rlcore.protocols.transfer import Transfer
 from rlcore.rewards.pipeline import Settled, settle
 from rlcore.rewards.relative import relative
@@ -75,8 +76,20 @@ class Roles:
         raise AttributeError(f"this run has no role '{name}'; its algorithm asked for {', '.join(groups)}")
 
     def has(self, name: str) -> bool:
-        """Whether the run has this role."""
+        """Return whether the run has this role."""
         return name in self.groups
+
+    def group(self, name: str, worker: type[WorkerType]) -> WorkerType:
+        """Return the group of any role, typed as its worker class.
+
+        Raises:
+            AttributeError: the run has no role of this name.
+            TypeError: the role has workers of another class.
+        """
+        group: Any = getattr(self, name)
+        if not issubclass(group.worker_class, worker):
+            raise TypeError(f"role '{name}' has workers of {group.worker_class.__name__}, not {worker.__name__}")
+        return cast(WorkerType, group)
 
     def trained(self) -> list[Group]:
         """The groups whose models are updated."""

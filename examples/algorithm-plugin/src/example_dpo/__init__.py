@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from rlcore import Batch, LossTerms, TokenOutputs
 from rlcore.algorithms.base import Epochs, EpochsConfig
 from rlcore.errors import require
 from rlcore.protocols import RoleSpec
+from rlcore.protocols.roles import Roles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class ExampleDPO(Epochs):
     def reads(self) -> Mapping[str, Sequence[str]]:
         return {"actor": ["ref_log_probs", "partner", "sign"]}
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, score, pair; log-probs of both models only for the pairs."""
-        samples: Batch = roles.score(roles.generate(prompts))
+        samples = roles.score(roles.generate(prompts))
         rows, partner = best_and_worst(*samples.fetch("reward", "group_id"))
         pairs = samples.take(rows)
         pairs |= roles.reference.log_probs(pairs)
@@ -77,7 +77,7 @@ class ExampleDPO(Epochs):
 def best_and_worst(reward: torch.Tensor, group_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows best, worst, best, worst, … of the groups whose rewards differ, and the place of each one's partner."""
     rows = []
-    for group in group_id.unique().tolist():
+    for group in sorted(set(group_id.tolist())):
         members = (group_id == group).nonzero().squeeze(1)
         best, worst = members[reward[members].argmax()], members[reward[members].argmin()]
         rows += [int(best), int(worst)] if reward[best] > reward[worst] else []

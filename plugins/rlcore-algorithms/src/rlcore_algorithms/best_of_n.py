@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from rlcore.algorithms.base import Epochs, EpochsConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore.types import Average, LossTerms, Mean, TokenOutputs
 from rlcore_algorithms.online_dpo import best_and_worst
 from rlcore_algorithms.sft import likelihood
@@ -61,9 +62,9 @@ class BestOfN(Epochs):
     def writes(self) -> Sequence[str]:
         return []
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, score, and keep the best."""
-        samples: Batch = roles.score(roles.generate(prompts))
+        samples = roles.score(roles.generate(prompts))
         reward, group_id = samples.fetch("reward", "group_id")
         rows = self.kept(reward, group_id)
         self.note("experience/kept", Mean(float(len(rows))))

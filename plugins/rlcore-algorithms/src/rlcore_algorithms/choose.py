@@ -12,13 +12,14 @@ from torch import Tensor
 
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
+from rlcore.protocols.roles import Roles
 
 _PARTS, _ROUNDS = 32, 3
 """The range of cov is cut into 32 parts, three times: 1/32768 of it."""
 
 
 def choose_at_random(
-    roles: Any, samples: Batch, advantage: str, share: float, bounds: tuple[float, float], seed: int
+    roles: Roles, samples: Batch, advantage: str, share: float, bounds: tuple[float, float], seed: int
 ) -> Batch:
     """The samples with the token column `chosen`: a share of all loss tokens, from those with cov inside the bounds."""
     columns, options = _prepared(roles, samples, advantage)
@@ -26,11 +27,11 @@ def choose_at_random(
     eligible = int(counted.fetch("count").sum())
     probability = min(1.0, share * int(samples.fetch("num_loss_tokens").sum()) / max(1, eligible))
     options |= {"bounds": bounds, "probability": probability, "seed": seed}
-    marked: Batch = roles.actor.apply(mark_between, columns, **options)
+    marked = roles.actor.apply(mark_between, columns, **options)
     return samples | marked
 
 
-def choose_largest(roles: Any, samples: Batch, advantage: str, share: float) -> Batch:
+def choose_largest(roles: Roles, samples: Batch, advantage: str, share: float) -> Batch:
     """The samples with the token column `chosen`: the share of all loss tokens with the largest cov, at least one.
 
     Where every token has the same cov, as in a step without differences, none is chosen.
@@ -47,11 +48,11 @@ def choose_largest(roles: Any, samples: Batch, advantage: str, share: float) -> 
         above = roles.actor.apply(count_above, columns, edges=edges, **options).fetch("count").sum(0).tolist()
         part = max(i for i, count in enumerate(above) if count >= wanted or i == 0)
         lowest, highest = edges[part], edges[min(part + 1, _PARTS)]
-    marked: Batch = roles.actor.apply(mark_above, columns, threshold=lowest, **options)
+    marked = roles.actor.apply(mark_above, columns, threshold=lowest, **options)
     return samples | marked
 
 
-def _prepared(roles: Any, samples: Batch, advantage: str) -> tuple[Batch, dict[str, Any]]:
+def _prepared(roles: Roles, samples: Batch, advantage: str) -> tuple[Batch, dict[str, Any]]:
     """What the functions below read, and the means over the step that they need."""
     columns = samples.select("loss_mask", "old_log_probs", "sample_id", advantage)
     sums = roles.actor.apply(sums_of, columns, advantage=advantage)

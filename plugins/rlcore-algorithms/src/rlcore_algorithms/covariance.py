@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from rlcore.algorithms.kl import kl_estimate
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
 from rlcore.errors import require
+from rlcore.protocols.roles import Roles
 from rlcore_algorithms.choose import choose_at_random, choose_largest
 from rlcore_algorithms.family import Family, FamilyConfig, bounded_ratio, refuse_clip
 
@@ -79,7 +79,7 @@ class ClipCov(_Covariance):
 
     Config = ClipCovConfig
 
-    def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:
+    def with_advantages(self, roles: Roles, samples: Batch, reward: Tensor) -> Batch:
         config, samples = self.config, super().with_advantages(roles, samples, reward)
         bounds = config.cov_low, config.cov_high
         return choose_at_random(roles, samples, self.advantage_column, config.share, bounds, self._seed())
@@ -98,7 +98,7 @@ class KLCov(_Covariance):
 
     Config = KLCovConfig
 
-    def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:
+    def with_advantages(self, roles: Roles, samples: Batch, reward: Tensor) -> Batch:
         samples = super().with_advantages(roles, samples, reward)
         return choose_largest(roles, samples, self.advantage_column, self.config.share)
 

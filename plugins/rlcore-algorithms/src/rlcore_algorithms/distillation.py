@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,7 +20,9 @@ from rlcore.algorithms.base import PolicyGradient, PolicyGradientConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore.types import Mean
+from rlcore.workers.policy import ReferenceWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +51,17 @@ class Distillation(PolicyGradient):
     def writes(self) -> Sequence[str]:
         return ["old_log_probs", self.advantage_column]
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, and let student and teacher say how likely each token was."""
-        samples: Batch = roles.generate(prompts)
+        samples = roles.generate(prompts)
         if roles.has("reward"):
             samples = roles.score(samples)
         samples = samples.balance(roles.actor.dp_size)
         samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
         if self.needs_reference:
             samples |= roles.reference.log_probs(samples)
-        teacher = roles.teacher.log_probs(samples).rename(ref_log_probs="teacher_log_probs")
-        compared: Batch = roles.actor.apply(compare, samples.select("loss_mask", "old_log_probs") | teacher)
+        teacher = roles.group("teacher", ReferenceWorker).log_probs(samples).rename(ref_log_probs="teacher_log_probs")
+        compared = roles.actor.apply(compare, samples.select("loss_mask", "old_log_probs") | teacher)
         kl, count = compared.fetch("kl_to_teacher"), samples.fetch("num_loss_tokens")
         self.note("distillation/kl", Mean(float(kl.sum()), float(count.sum())))
         return samples | compared.select("advantages")

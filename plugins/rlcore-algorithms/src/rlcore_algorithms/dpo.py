@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlcore.data.batch import Batch
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore_algorithms.online_dpo import OnlineDPO, OnlineDPOConfig
 
 
@@ -41,8 +41,8 @@ class DPO(OnlineDPO):
     def roles(self) -> Sequence[RoleSpec]:
         return [RoleSpec(name="actor", worker="policy"), RoleSpec(name="reference", worker="reference")]
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Read the pairs, and compare with the reference."""
-        pairs: Batch = roles.demonstrations(prompts, self.demonstrations)
+        pairs = roles.demonstrations(prompts, self.demonstrations)
         pairs |= roles.reference.log_probs(pairs)
         return self.with_margins(roles, pairs)

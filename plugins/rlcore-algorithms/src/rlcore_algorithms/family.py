@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlcore.algorithms.base import PolicyGradientConfig
 from rlcore.algorithms.grpo import GRPO
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError, require
+from rlcore.protocols.roles import Roles
 from rlcore.types import Mean
 from rlcore_algorithms.correction import CorrectionConfig, correct
 from rlcore_algorithms.estimators import ROW_ESTIMATORS
@@ -96,7 +97,7 @@ class Family(GRPO):
         baseline = ["baseline"] if self.config.estimator == "remax" else []
         return [*super().writes(), *baseline]
 
-    def draw(self, roles: Any, prompts: Batch) -> Batch:
+    def draw(self, roles: Roles, prompts: Batch) -> Batch:
         """Scored samples; again for other prompts where groups without variance are refilled."""
         config = self.config
         relative = [spec.name for spec in roles.rewards if spec.relative != "no"]
@@ -114,14 +115,14 @@ class Family(GRPO):
             samples = samples.with_rows(reward=samples.fetch("reward") + penalty)
         return samples
 
-    def _draw(self, roles: Any, prompts: Batch) -> Batch:
-        samples: Batch = roles.score(roles.generate(prompts))
+    def _draw(self, roles: Roles, prompts: Batch) -> Batch:
+        samples = roles.score(roles.generate(prompts))
         if self.config.estimator == "remax":
             baseline = greedy_baseline(roles, prompts, samples, self.config.overlong, self.note)
             samples = samples.with_rows(baseline=baseline)
         return samples
 
-    def with_advantages(self, roles: Any, samples: Batch, reward: Tensor) -> Batch:
+    def with_advantages(self, roles: Roles, samples: Batch, reward: Tensor) -> Batch:
         if self.per_token:
             coefficient = self.kl.coefficient if self.kl_in_reward else 0.0
             kl = self.config.kl

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcore.algorithms.advantages import group_mean
 from rlcore.data.batch import Batch
+from rlcore.protocols.roles import Roles
 from rlcore.types import Mean
 from rlcore_algorithms.sampling import OverlongConfig, overlong_penalty
 
 
 def greedy_baseline(
-    roles: Any, prompts: Batch, samples: Batch, overlong: OverlongConfig, note: Callable[[str, Mean], None]
+    roles: Roles, prompts: Batch, samples: Batch, overlong: OverlongConfig, note: Callable[[str, Mean], None]
 ) -> Tensor:
     """[B] float32, for each sample the reward of the greedy response to its prompt, with its own penalty for length.
 
     The greedy responses are counted nowhere: they are no experience. Where one has no score, the mean of the sampled
     ones stands in, and `experience/baseline_missing` counts it.
     """
-    greedy: Batch = roles.rollout.generate(prompts, replace(roles.sampling, temperature=0.0), 1)
+    greedy = roles.rollout.generate(prompts, replace(roles.sampling, temperature=0.0), 1)
     greedy = roles.judge(greedy)
     group, score, status, length = greedy.fetch("group_id", "reward", "reward_status", "num_loss_tokens")
     if overlong.tokens:

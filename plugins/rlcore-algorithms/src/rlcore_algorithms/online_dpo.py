@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from rlcore.algorithms.base import EpochsConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore.types import LossTerms, Mean, TokenOutputs
 from rlcore_algorithms.pairs import Pairwise, reference_gap
 
@@ -47,9 +47,9 @@ class OnlineDPO(Pairwise):
         names = {"actor": "policy", "reference": "reference", "rollout": "rollout"}
         return [RoleSpec(name=name, worker=worker) for name, worker in names.items()]
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, score, pair, and compare with the reference."""
-        samples: Batch = roles.score(roles.generate(prompts))
+        samples = roles.score(roles.generate(prompts))
         reward, group_id = samples.fetch("reward", "group_id")
         rows = best_and_worst(reward, group_id)
         self.note("experience/pairs", Mean(float(len(rows) // 2)))
@@ -57,7 +57,7 @@ class OnlineDPO(Pairwise):
         pairs |= roles.reference.log_probs(pairs)
         return self.with_margins(roles, pairs)
 
-    def scores(self, roles: Any, samples: Batch) -> Tensor:
+    def scores(self, roles: Roles, samples: Batch) -> Tensor:
         return reference_gap(roles, samples, self.config.beta)
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:

@@ -13,7 +13,6 @@ that are about to be updated. With it the loss is linear in what each row contri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from rlcore.algorithms.base import Epochs
 from rlcore.data.batch import Batch
+from rlcore.protocols.roles import Roles
 from rlcore.types import LossTerms, Metrics, merge_metrics
 from rlcore.workers.averaging import count
 
@@ -29,11 +29,11 @@ from rlcore.workers.averaging import count
 class Pairwise(Epochs):
     """Base of algorithms that compare two responses. Rows 2k and 2k + 1 of the experience are a pair, chosen first."""
 
-    def scores(self, roles: Any, samples: Batch) -> Tensor:
+    def scores(self, roles: Roles, samples: Batch) -> Tensor:
         """[B] x of each row under the present weights; only these numbers come to the controller."""
         raise NotImplementedError
 
-    def with_margins(self, roles: Any, pairs: Batch) -> Batch:
+    def with_margins(self, roles: Roles, pairs: Batch) -> Batch:
         """The pairs with the row columns `margin` and `sign`."""
         x = self.scores(roles, pairs).double()
         margin = (x[0::2] - x[1::2]).repeat_interleave(2).float()
@@ -54,7 +54,7 @@ class Pairwise(Epochs):
             terms=-F.logsigmoid(margin) - 2.0 * push, average="row-mean", metrics={"margin": margin, "accuracy": right}
         )
 
-    def update(self, roles: Any, experience: Batch) -> Metrics:
+    def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Epochs × mini-batches of whole pairs; margins are computed anew before every step but the first."""
         metrics, self._metrics = [self._metrics], {}
         pair_id = experience.fetch("sample_id")[0::2]
@@ -73,7 +73,7 @@ def implicit_rewards(batch: Batch, *, beta: float) -> Batch:
     return Batch.of(lengths=batch.lengths, rows={"implicit_reward": beta * batch.per_row(gap)})
 
 
-def reference_gap(roles: Any, samples: Batch, beta: float) -> Tensor:
+def reference_gap(roles: Roles, samples: Batch, beta: float) -> Tensor:
     """[B] the implicit rewards of samples that have `ref_log_probs`."""
     present = samples.select("loss_mask", "ref_log_probs") | roles.actor.log_probs(samples).drop("entropy")
     gap: Tensor = roles.actor.apply(implicit_rewards, present, beta=beta).fetch("implicit_reward")

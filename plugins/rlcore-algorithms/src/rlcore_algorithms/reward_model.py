@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,7 @@ from rlcore.algorithms.base import EpochsConfig
 from rlcore.config.schema import EvalConfig
 from rlcore.data.batch import Batch
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore.types import LossTerms, TokenOutputs
 from rlcore.workers.critic import with_score_token
 from rlcore.workers.model import TrainedWorker
@@ -70,22 +70,22 @@ class RewardModel(Pairwise):
     def roles(self) -> Sequence[RoleSpec]:
         return [RoleSpec(name="actor", worker="reward_model")]
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Read the pairs, and score them."""
-        pairs: Batch = roles.demonstrations(prompts, self.demonstrations)
+        pairs = roles.demonstrations(prompts, self.demonstrations)
         ended = roles.actor.apply(with_score_token, pairs.select("input_ids", "loss_mask"))
         rows = {name: pairs.fetch(name) for name in ("sample_id", "group_id")}
         return self.with_margins(roles, ended.with_rows(**rows))
 
-    def scores(self, roles: Any, samples: Batch) -> Tensor:
-        score: Tensor = roles.actor.scores(samples).fetch("score")
+    def scores(self, roles: Roles, samples: Batch) -> Tensor:
+        score: Tensor = roles.group("actor", RewardModelWorker).scores(samples).fetch("score")
         return score
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         assert out.values is not None, "a value head has values"
         return self.logistic(batch.per_row(torch.where(batch["loss_mask"], out.values, 0.0)), batch)
 
-    def evaluate(self, roles: Any, prompts: Batch, config: EvalConfig) -> tuple[dict[str, float], Batch]:
+    def evaluate(self, roles: Roles, prompts: Batch, config: EvalConfig) -> tuple[dict[str, float], Batch]:
         """Share of held-out pairs in the right order, and their loss."""
         pairs = self.collect(roles, prompts)
         margin = pairs.fetch("margin")[0::2]

@@ -14,6 +14,7 @@ from torch import Tensor
 from rlcore.algorithms.advantages import group_variance
 from rlcore.data.batch import Batch
 from rlcore.errors import require
+from rlcore.protocols.roles import Roles
 from rlcore.types import Mean
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class OverlongConfig:
 
 
 def refill(
-    roles: Any,
+    roles: Roles,
     prompts: Batch,
     draw: Callable[[Any, Batch], Batch],
     config: RefillConfig,

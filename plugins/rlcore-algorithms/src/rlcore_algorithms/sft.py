@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlcore.algorithms.base import Epochs, EpochsConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.roles import Roles
 from rlcore.types import Average, LossTerms, TokenOutputs
 
 
@@ -53,9 +53,9 @@ class SFT(Epochs):
     def writes(self) -> Sequence[str]:
         return []
 
-    def collect(self, roles: Any, prompts: Batch) -> Batch:
+    def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """The demonstrations of these prompts."""
-        samples: Batch = roles.demonstrations(prompts, self.demonstrations)
+        samples = roles.demonstrations(prompts, self.demonstrations)
         return samples.balance(roles.actor.dp_size)
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from rlcore.algorithms.kl import kl_estimate
 from rlcore.algorithms.ppo import last_loss_tokens
 from rlcore.data.batch import Batch
+from rlcore.protocols.roles import Roles
 from rlcore_algorithms.estimators import returns_to_go
 
 
-def whitened_returns(roles: Any, samples: Batch, *, gamma: float, kl: float, estimator: str) -> Batch:
+def whitened_returns(roles: Roles, samples: Batch, *, gamma: float, kl: float, estimator: str) -> Batch:
     """The samples with the token column `advantages`. Only sums per response come to the controller."""
     columns = ["loss_mask", "reward", *(["old_log_probs", "ref_log_probs"] if kl else [])]
     returns = roles.actor.apply(token_returns, samples.select(*columns), gamma=gamma, kl=kl, estimator=estimator)

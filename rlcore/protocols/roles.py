@@ -1,0 +1,86 @@
+"""`Roles`: the worker groups of a run, as `collect` and `update` of an algorithm see them.
+
+A group has the methods of its worker class, so `roles.actor.log_probs(samples)` is typed as
+`PolicyWorker.log_probs`. Batches that groups return are references with the operations of a `Batch`:
+large columns stay in the process that made them, and `fetch` brings what is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from rlcore.types import Sampling
+
+if TYPE_CHECKING:
+    from rlcore.data.batch import Batch
+    from rlcore.rewards.scorer import RewardSpec
+    from rlcore.workers.critic import CriticWorker
+    from rlcore.workers.policy import PolicyWorker, ReferenceWorker
+    from rlcore.workers.reward import RewardWorker
+    from rlcore.workers.rollout import RolloutWorker
+
+WorkerType = TypeVar("WorkerType")
+
+
+class Roles(Protocol):
+    """Groups by role name. A role that the algorithm did not ask for is an AttributeError.
+
+    `rlcore.testing.fakes.FakeRoles` is a complete one for tests.
+    """
+
+    sampling: Sampling
+    """How responses are sampled in training."""
+    samples_per_prompt: int
+    rewards: Sequence[RewardSpec]
+    """The rewards of the run, in the order of the config."""
+
+    @property
+    def actor(self) -> PolicyWorker:
+        """The policy that is trained."""
+
+    @property
+    def reference(self) -> ReferenceWorker:
+        """The policy as it was at the start."""
+
+    @property
+    def critic(self) -> CriticWorker:
+        """The value model of PPO."""
+
+    @property
+    def rollout(self) -> RolloutWorker:
+        """The inference engines."""
+
+    @property
+    def reward(self) -> RewardWorker:
+        """The processes that score samples."""
+
+    def has(self, name: str) -> bool:
+        """Return whether the run has this role."""
+
+    def group(self, name: str, worker: type[WorkerType]) -> WorkerType:
+        """Return the group of any other role, typed as its worker class.
+
+        Example: `teacher = roles.group("teacher", ReferenceWorker)`
+
+        Raises:
+            AttributeError: the run has no role of this name.
+            TypeError: the role has workers of another class.
+        """
+
+    def generate(self, prompts: Batch) -> Batch:
+        """Sample `samples_per_prompt` responses for each prompt, side by side in prompt order."""
+
+    def more_prompts(self, count: int) -> Batch:
+        """Return further prompts for this step, for example to replace groups without variance."""
+
+    def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
+        """Return samples whose responses are texts of the data, one per column, in prompt order.
+
+        They have the columns of `generate` except rollout_log_probs, token_version and policy_version."""
+
+    def score(self, samples: Batch) -> Batch:
+        """Add rewards. Samples without one are dropped and counted, or end the run (`reward.on_error`)."""
+
+    def judge(self, samples: Batch) -> Batch:
+        """Add what the reward model and the rewards return, and keep every row."""
