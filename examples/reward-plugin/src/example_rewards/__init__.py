@@ -100,7 +100,8 @@ def is_arithmetic(tree: ast.expr) -> bool:
 
 def numbers_of(tree: ast.expr) -> Counter[int]:
     """The numbers in an expression, with how often each is there."""
-    return Counter(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return Counter(constant for constant in constants if isinstance(constant, int))
 
 
 def value(tree: ast.expr) -> Fraction | None:
@@ -110,5 +111,5 @@ def value(tree: ast.expr) -> Fraction | None:
         if left is None or right is None or (isinstance(tree.op, ast.Div) and right == 0):
             return None
         return Fraction(_OPERATORS[type(tree.op)](left, right))
-    assert isinstance(tree, ast.Constant)
+    assert isinstance(tree, ast.Constant) and isinstance(tree.value, int)
     return Fraction(tree.value)

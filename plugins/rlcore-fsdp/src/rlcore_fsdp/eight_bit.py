@@ -38,12 +38,12 @@ class AdamW8bit(torch.optim.Optimizer):
         self._config = config
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         from torchao.optim.adam import single_param_adam
 
         update: Any = torch.compile(single_param_adam, fullgraph=True, dynamic=False)
         (beta1, beta2), decay, eps = self._config.betas, self._config.weight_decay, self._config.eps
-        with torch._dynamo.utils.disable_cache_limit():  # type: ignore[no-untyped-call]
+        with torch._dynamo.utils.disable_cache_limit():
             for group in self.param_groups:
                 lr = torch.tensor(float(group["lr"]))
                 for parameter in group["params"]:

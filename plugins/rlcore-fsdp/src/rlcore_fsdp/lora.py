@@ -61,7 +61,7 @@ def adapter_config(config: FSDPConfig) -> Any:
     targets = config.lora_targets
     return peft.LoraConfig(
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha or config.lora_rank,  # type: ignore[arg-type]  # a float will do
+        lora_alpha=config.lora_alpha or config.lora_rank,  # a float works too
         target_modules="all-linear" if targets == ("all-linear",) else list(targets),
         task_type="CAUSAL_LM",
     )

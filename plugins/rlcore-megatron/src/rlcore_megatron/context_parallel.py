@@ -47,5 +47,6 @@ def tokens_to_heads(states: Tensor, context: dist.ProcessGroup) -> Tensor:
 
 def heads_to_tokens(out: Tensor, context: dist.ProcessGroup) -> Tensor:
     """[T, h·D] of this rank's heads -> [t, H·D] of this rank's tokens."""
-    got: Tensor = all_to_all(context, out.unflatten(0, (context.size(), -1)))  # [R, t, h·D]: whose heads they are
+    by_rank = out.view(context.size(), -1, *out.shape[1:])
+    got: Tensor = all_to_all(context, by_rank)  # [R, t, h·D]: whose heads they are
     return got.transpose(0, 1).flatten(1)

@@ -74,7 +74,8 @@ class Samples(PackedSeqParams):  # type: ignore[misc]
             return self
         own = self.positions.chunk(context.size())[context.rank()]
         borders = torch.tensor([0, len(own)], device=own.device, dtype=torch.int32)
-        return replace(self, cu_seqlens_q=borders, cu_seqlens_kv=borders, positions=own, whole=self)
+        cut: dict[str, Any] = {"cu_seqlens_q": borders, "cu_seqlens_kv": borders}
+        return replace(self, **cut, positions=own, whole=self)
 
 
 class PackedAttention(nn.Module):

@@ -115,7 +115,7 @@ class Combined:
 
     def _metrics(self, answers: list[RewardResult]) -> dict[str, float]:
         """The score of each reward, and below its name what it has measured."""
-        found = {}
+        found: dict[str, float] = {}
         for name, answer in zip(self._names, answers):
             found |= {} if answer.value is None else {name: answer.value}
             found |= {f"{name}/{measured}": value for measured, value in answer.metrics.items()}
@@ -126,6 +126,7 @@ class Combined:
         name = self._names[index]
         answer = self._rewards[index](**arguments(self._signatures[index], row))
         answer = await answer if inspect.isawaitable(answer) else answer
+        metrics: Mapping[str, Any]
         value, metrics = (answer.value, answer.metrics) if isinstance(answer, RewardResult) else (answer, {})
         if isinstance(value, dict) and "score" in value:  # other entries are free-form; not all of them are numbers
             metrics = {it: part for it, part in value.items() if it != "score" and isinstance(part, numbers.Real)}

@@ -26,8 +26,16 @@ _OURS = {
     **dict.fromkeys(("enable_memory_saver", "enable_weights_cpu_backup"), ""),
 }
 """SGLang's arguments that are set here, and by which setting; empty where only one value works."""
-_SERVERS_OWN = ("tensor_parallel", "kv_cache_gb", "gpu_memory_utilization", "prefix_caching", "enforce_eager")
-_SERVERS_OWN += ("python", "start_timeout_s", "engine_options")
+_SERVERS_OWN = (
+    "tensor_parallel",
+    "kv_cache_gb",
+    "gpu_memory_utilization",
+    "prefix_caching",
+    "enforce_eager",
+    "python",
+    "start_timeout_s",
+    "engine_options",
+)
 """Settings that a server has been started with; another value here would do nothing."""
 _REPLICAS = ("dp_size", "data_parallel_size", "enable_dp_attention")
 

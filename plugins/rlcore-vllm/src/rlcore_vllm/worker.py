@@ -48,7 +48,7 @@ class WorkerExtension:
         return self.weight_transfer_engine.missing()
 
 
-class TrainerSampler(Sampler):
+class TrainerSampler(Sampler):  # type: ignore[misc]
     """vLLM's sampler, with the log-probs that the trainer computes.
 
     vLLM offers log-probs before the temperature, or after temperature and truncation. The trainer computes
@@ -76,7 +76,7 @@ def _temperature(sampling_metadata: Any, logits: Tensor) -> Tensor:
 
 
 @dataclass
-class TransferInit(WeightTransferInitInfo):
+class TransferInit(WeightTransferInitInfo):  # type: ignore[misc]
     """Where the ranks of a server meet the sender of a broadcast, who is rank 0; unused for other ways."""
 
     address: str
@@ -86,7 +86,7 @@ class TransferInit(WeightTransferInitInfo):
 
 
 @dataclass
-class TransferUpdate(WeightTransferUpdateInfo):
+class TransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """A part of the weights: tensors where the engine is in the trainer's process, else a safetensors file; or all of them,
     which a broadcast brings."""
 
@@ -106,7 +106,7 @@ class TransferUpdate(WeightTransferUpdateInfo):
                 yield name, file.get_tensor(name)
 
 
-class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
+class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):  # type: ignore[misc]
     """Loads weights under their Hugging Face names, layer by layer into the memory that the engine computes with."""
 
     init_info_cls = TransferInit

@@ -26,7 +26,7 @@ class Accepted:
 
     def offer(self, part: Mapping[str, Any]) -> str:
         """Take the settings of a part; returns why not, or nothing."""
-        settings = self.settings | part
+        settings = {**self.settings, **part}
         try:
             build_plugin("algorithm", Choice(name=self._name, options=_nested(settings)), self._plugin)
         except UserError as error:

@@ -73,7 +73,7 @@ def _algorithm(launch: Launch, value: Any) -> Answer:
     name, estimator = chosen(launch)
     if name not in available("algorithm"):
         return Answer("none", note=f"no algorithm '{name}' is installed:  rlcore list-plugins --kind algorithm --all")
-    more = {"algorithm__estimator": estimator} if estimator else {}
+    more: dict[str, Any] = {"algorithm__estimator": estimator} if estimator else {}
     if name == "dapo" and not launch.get(GROUPS + "enable"):
         more["algorithm__refill__rounds"] = 0
     return to(algorithm=name, **more)
