@@ -20,7 +20,7 @@ from rlcore import errors
 from rlcore.config.build import to_plain
 from rlcore.config.schema import Choice, Config
 from rlcore.hooks import specs
-from rlcore.protocols import PROTOCOLS, Roles
+from rlcore.protocols import PROTOCOLS, Roles, optional
 from rlcore.registry import KINDS
 from rlcore.registry import errors as plugin_errors
 from rlcore.types import STANDARD_COLUMNS
@@ -44,6 +44,9 @@ def reference() -> str:
         f"Kinds of plugins, each the entry-point group `rlcore.KIND`: {', '.join(KINDS)}.",
         "## Protocols",
         *protocols(),
+        "## Optional members",
+        clean(optional.__doc__).split("\n\n", 1)[-1],
+        *optional_members(),
         "## Hooks",
         "All of them run on the controller. A plugin implements those that it wants, marked with `@rlcore.hookimpl`.",
         table(("hook", "when"), hooks()),
@@ -103,6 +106,14 @@ def protocols() -> Iterator[str]:
         yield f"### {kind}: `{protocol.__name__}`"
         yield clean(module.__doc__).split("\n\n", 1)[-1]
         yield f"```python\n{inspect.getsource(protocol).rstrip()}\n```"
+
+
+def optional_members() -> Iterator[str]:
+    """Each Protocol of optional members, under the kinds that have it."""
+    for protocol in dict.fromkeys(it for members in optional.OPTIONAL.values() for it in members):
+        kinds = [kind for kind, members in optional.OPTIONAL.items() if protocol in members]
+        yield f"### {', '.join(kinds)}: `{protocol.__name__}`"
+        yield f"```python\n{inspect.getsource(protocol).removeprefix('@runtime_checkable').strip()}\n```"
 
 
 def hooks() -> Iterator[tuple[str, str]]:

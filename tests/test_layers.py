@@ -45,7 +45,7 @@ MAY_IMPORT = {
 BUDGETS = {
     "types": 150,
     "errors": 60,
-    "protocols": 350,
+    "protocols": 420,
     "data": 950,
     "registry": 550,
     "hooks": 220,

@@ -650,6 +650,16 @@ mutant(
 )
 
 
+# Optional members
+
+for suite in (
+    algorithm(witout=("rollout",)),
+    backend(model_byte=lambda config, num_parameters, *, world_size, trained: 0),
+    engine(engine_byte=lambda config, weights, cache, *, device: 0),
+):
+    mutant("no_optional_member_is_misspelt", "has another name", suite)
+
+
 # Dispatch modes
 
 
@@ -756,6 +766,7 @@ for test, fault, methods in (
     ("numbers_that_are_not_finite_do_not_stop_a_run", "raises", {"log": strict}),
     ("numbers_that_are_not_finite_do_not_stop_a_run", "drops the step", {"log": drops_bad_steps}),
     ("samples_with_any_text_and_without_a_reward_are_taken", "wants a reward", {"log_samples": scored_only}),
+    ("no_optional_member_is_misspelt", "has another name", {"phases": lambda self, name: None}),
     ("finish_may_come_twice", "finishes once", {"finish": finishes_once}),
     ("a_resumed_run_has_every_step_once", "appends", {"start": appends}),
     ("a_resumed_run_has_every_step_once", "starts anew", {"start": starts_anew}),
@@ -795,6 +806,7 @@ for test, fault, members in (
     ),
     ("columns_are_those_of_the_rows", "tells one only", {"columns": ("prompt",)}),
     ("columns_are_those_of_the_rows", "tells one twice", {"columns": ("prompt", "answer", "answer")}),
+    ("no_optional_member_is_misspelt", "has another name", {"where": None, "wheres": lambda self, i: ""}),
     ("messages_can_say_what_and_where_it_is", "has no name", {"name": ""}),
     ("messages_can_say_what_and_where_it_is", "says one place", {"where": lambda self, i: "lines"}),
 ):
@@ -889,6 +901,7 @@ for test, fault, members in (
     ("the_same_episode_goes_the_same_way_again", "draws", {"step": draws}),
     ("episodes_do_not_see_each_other", "keeps the row in its class", {"reset": keeps_the_row_in_its_class}),
     ("tools_have_a_schema", "has a tool without types", {"tools": (weigh,)}),
+    ("no_optional_member_is_misspelt", "has another name", {"tool": ()}),
 ):
     mutant(test, fault, environment(**members))
 

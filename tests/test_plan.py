@@ -795,3 +795,13 @@ def test_every_setting_is_read_by_some_code():
         return (section, field) in named or any(file.startswith(home) and f == field for file, _, f in all_reads)
 
     assert [name for name, _ in leaves(Config) if not is_read(name)] == []
+
+
+class Misspelt(GRPO):
+    witout = ("reward",)
+
+
+def test_a_misspelt_optional_member_is_reported(plan_of, caplog):
+    plan_of(algorithm={"name": f"{__name__}:Misspelt"})
+
+    assert f"algorithm '{__name__}:Misspelt': 'witout' has no effect; did you mean 'without'?" in caplog.text

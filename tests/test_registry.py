@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlcore import __version__
-from rlcore.registry import Catalog, Entry, PluginSpec, catalog, load, refresh, resolve
+from rlcore.protocols.optional import OPTIONAL
+from rlcore.registry import Catalog, Entry, PluginSpec, catalog, load, misspellings, refresh, resolve
 from rlcore.registry.catalog import DISABLE, IGNORE_VERSIONS
 from rlcore.registry.errors import (
     DuplicatePlugin,
@@ -521,3 +522,25 @@ def test_an_instance_where_a_class_is_wanted_is_named_as_such(site):
 
     with pytest.raises(PluginProtocolError, match="it is a int, not a class"):
         resolve("tracker", "made", catalog=read(site))
+
+
+@pytest.mark.parametrize(
+    ("kind", "member", "meant"),
+    [
+        ("backend", "take_turns", "takes_turns"),
+        ("rollout", "engine_byte", "engine_bytes"),
+        ("algorithm", "witout", "without"),
+        ("algorithm", "compare_samples", "compares_samples"),
+        ("environment", "tool", "tools"),
+    ],
+)
+def test_a_member_that_is_nearly_an_optional_one_is_reported(kind, member, meant):
+    assert misspellings(kind, type("Mine", (), {member: ()})) == [f"'{member}' has no effect; did you mean '{meant}'?"]
+    assert misspellings(kind, type("Mine", (), {member: (), meant: ()})) == []
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIONAL))
+def test_no_built_in_plugin_has_a_misspelt_member(kind):
+    for entry in catalog().entries:
+        if entry.kind == kind and entry.package == "rlcore":
+            assert misspellings(kind, resolve(kind, f"{entry.name}@rlcore").object) == []

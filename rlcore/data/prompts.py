@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from rlcore.errors import ConfigError, DataError, did_you_mean
+from rlcore.protocols.optional import NamesRows
 from rlcore.types import RESERVED_COLUMNS
 
 if TYPE_CHECKING:
@@ -231,8 +232,7 @@ class PromptBuilder:
 
 
 def _where(dataset: Dataset, index: int) -> str:
-    where = getattr(dataset, "where", None)
-    return where(index) if where is not None else f"{dataset.name}, row {index + 1}"
+    return dataset.where(index) if isinstance(dataset, NamesRows) else f"{dataset.name}, row {index + 1}"
 
 
 def _check_options(options: PromptOptions) -> None:

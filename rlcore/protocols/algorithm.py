@@ -32,11 +32,8 @@ class RoleSpec:
 class Algorithm(Protocol):
     """How samples become updates. A class attribute `Config` (dataclass) holds its settings.
 
-    It may also have
-    - `without`: those of "rollout" and "reward" that its training does not need,
-    - `demonstrations`: columns of the data whose texts it learns from, checked before the start,
-    - `evaluate(roles, prompts, config) -> (metrics, samples)` in place of `rlcore.trainer.evaluate`; its metric
-      `eval/pass_rate` is the one that the display shows.
+    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `Evaluates` and `HasValueLoss` of
+    `rlcore.protocols.optional`.
     """
 
     Config: type

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlcore.types import LossFunction, Mesh, Metrics, TokenOutputs
 
@@ -91,11 +91,7 @@ def _at_least(config: Any, **lowest: float) -> None:
 class Backend(Protocol):
     """One rank of one model. A class attribute `Config` (dataclass) holds the backend's own settings.
 
-    A static method `takes_turns(config) -> bool` says that `offload` frees the device under these settings; without it the
-    model stays there for the whole run. Another, `model_bytes(config, num_parameters, *, world_size, trained) -> int`,
-    says what parameters, gradients and optimiser take of one device; without it each device holds the whole model. A third,
-    `data_parallel(config, *, model, world_size, device) -> int`, is asked before anything starts, with "cpu" or "cuda":
-    how many devices get rows of their own, all without it. It raises UserError for what cannot run there.
+    Optional members: `TakesTurns`, `EstimatesModel`, `SplitsRows` and `SavesInBackground` of `rlcore.protocols.optional`.
 
     When `world_size > 1` the host has initialised `torch.distributed` before the backend is made; the backend may make
     sub-groups. Collective calls are allowed in every method but `offload`, as every rank gets every call.
@@ -150,18 +146,3 @@ class Backend(Protocol):
 
     def reload(self) -> None:
         """Come back to the device. May be called twice."""
-
-
-class Saving(Protocol):
-    """A checkpoint on its way to the disk: the state of the moment of the call, whatever is trained since."""
-
-    def finish(self) -> None:
-        """Wait until it is written, in the thread that calls the backend. Every rank is called."""
-
-
-@runtime_checkable
-class SavesInBackground(Protocol):
-    """What a backend may offer besides `save`."""
-
-    def save_async(self, directory: Path) -> Saving:
-        """As `save`, but return as soon as training may go on."""

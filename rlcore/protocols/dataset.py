@@ -12,7 +12,7 @@ from typing import Protocol
 class Dataset(Protocol):
     """Rows in a fixed order: the same `path` and `config` give the same rows again, or a resumed run is refused.
 
-    It may also have `where(index: int) -> str`, which says where a row lies ("train.jsonl:17"); error messages use it.
+    Optional member: `NamesRows` of `rlcore.protocols.optional`.
     Raise DataError for what cannot be read, in the constructor.
     """
 

@@ -92,9 +92,7 @@ class Step:
 class Environment(Protocol):
     """One instance per episode. A class attribute `Config` (dataclass) holds its settings.
 
-    It may also have
-    - `tools`: typed functions whose JSON schema the chat template shows to the model (docstring with `Args:`),
-    - `async close()`, called once at the end of every episode, whatever ended it.
+    Optional members: `HasTools` and `Closes` of `rlcore.protocols.optional`.
 
     What raises, or exceeds `episode.step_timeout_s`, ends this episode without a verdict: counted, and handled as
     `reward.on_error` says. One more instance is made on the controller, before the start, for its `tools`.

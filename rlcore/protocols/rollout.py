@@ -28,11 +28,7 @@ class RolloutContext:
 class Rollout(Protocol):
     """An inference engine. A class attribute `Config` (dataclass) holds its own settings.
 
-    A static method `takes_turns(config) -> bool` says that `sleep` frees the device under these settings; without it the
-    engine keeps its device for the whole run. Another, `engine_bytes(config, weights, cache, *, device) -> int`, says what
-    the engine takes on one device, where settings decide that: `weights` and `cache` are the estimates of what it needs there,
-    `device` is all that the device has, or 0 on a CPU and where that is not known. It is asked before anything starts, and
-    refuses with a UserError what is not installed.
+    Optional members: `TakesTurns` and `EstimatesEngine` of `rlcore.protocols.optional`.
     """
 
     Config: type

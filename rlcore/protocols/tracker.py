@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,10 @@ class SampleRecord:
 
 
 class Tracker(Protocol):
-    """A sink. A class attribute `Config` (dataclass) holds its settings."""
+    """A sink. A class attribute `Config` (dataclass) holds its settings.
+
+    Optional member: `ShowsPhase` of `rlcore.protocols.optional`.
+    """
 
     Config: type
 
@@ -57,11 +60,3 @@ class Tracker(Protocol):
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """The run ends, well or not. May be called twice."""
-
-
-@runtime_checkable
-class SupportsPhase(Protocol):
-    """A tracker that shows what the run is doing may have this besides."""
-
-    def phase(self, name: str) -> None:
-        """The run begins a phase, such as "rollout.generate"; called often, so be quick."""

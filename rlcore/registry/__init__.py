@@ -1,6 +1,7 @@
 """Choose one by name: plugins are found by package metadata, listed without import, imported when chosen."""
 
 from rlcore.registry.catalog import KINDS, Catalog, Entry, catalog, refresh
+from rlcore.registry.protocol_check import misspellings
 from rlcore.registry.resolve import PluginSpec, Resolved, import_place, load, resolve
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "catalog",
     "import_place",
     "load",
+    "misspellings",
     "refresh",
     "resolve",
 ]

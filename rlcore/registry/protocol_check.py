@@ -1,7 +1,8 @@
-"""Does a class have the methods and parameters of its kind's Protocol? All misses are told at once."""
+"""Compare a plugin with the Protocol of its kind, and report all differences at once."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from typing import Any
 
@@ -22,6 +23,19 @@ def misses(kind: str, plugin: object) -> tuple[str, list[str]]:
     if not inspect.isclass(plugin):
         return protocol.__name__, [f"it is a {type(plugin).__name__}, not a class"]
     return protocol.__name__, [miss for name in _methods(protocol) for miss in _miss(protocol, plugin, name)]
+
+
+def misspellings(kind: str, plugin: object) -> list[str]:
+    """Return a message for each name of a plugin that is nearly an optional member which it lacks."""
+    from rlcore.protocols.optional import OPTIONAL
+
+    members = {name for protocol in OPTIONAL.get(kind, ()) for name in (*protocol.__annotations__, *_methods(protocol))}
+    absent = sorted(name for name in members if getattr(plugin, name, None) is None)
+    found = []
+    for own in dir(plugin):
+        if not own.startswith("_") and (meant := difflib.get_close_matches(own, absent, n=1, cutoff=0.85)):
+            found.append(f"'{own}' has no effect; did you mean '{meant[0]}'?")
+    return found
 
 
 def _methods(protocol: type) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
 from rlcore.protocols.algorithm import Algorithm
-from rlcore.testing.expect import allowed, equal
+from rlcore.testing.expect import allowed, equal, well_spelt
 from rlcore.testing.fakes import FakeRoles
 from rlcore.types import LossTerms, Mean, TokenOutputs
 from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
@@ -32,6 +32,9 @@ class AlgorithmContract:
     def make(self) -> Algorithm:
         """A new instance, always with the same settings."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
+
+    def test_no_optional_member_is_misspelt(self) -> None:
+        well_spelt("algorithm", self.make())
 
     def test_its_roles_are_an_actor_and_what_it_reads_for(self) -> None:
         names = [role.name for role in self.make().roles()]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcore.data.batch import Batch
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
-from rlcore.testing.expect import allowed, equal, raises
+from rlcore.testing.expect import allowed, equal, raises, well_spelt
 from rlcore.testing.model import UsesModel, plain_model
 from rlcore.types import Mean, Metrics, TokenOutputs
 
@@ -31,6 +31,9 @@ class BackendContract(UsesModel):
     ) -> Backend:
         model = ModelConfig(path=path, max_tokens_per_device=max_tokens)
         return self.make(model, optimizer, BackendContext(**({"device": self.device} | context)))
+
+    def test_no_optional_member_is_misspelt(self, model_path: str) -> None:
+        well_spelt("backend", self.new(model_path))
 
     def test_outputs_are_those_of_the_plain_model_at_the_temperature(self, model_path: str) -> None:
         out = self.new(model_path).forward(self.batch(), temperature=0.7)

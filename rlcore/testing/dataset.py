@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlcore.protocols.dataset import Dataset
-from rlcore.testing.expect import equal
+from rlcore.protocols.optional import NamesRows
+from rlcore.testing.expect import equal, well_spelt
 
 
 class DatasetContract:
@@ -12,6 +13,9 @@ class DatasetContract:
     def make(self) -> Dataset:
         """A new instance over the same source with at least two rows."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
+
+    def test_no_optional_member_is_misspelt(self) -> None:
+        well_spelt("dataset", self.make())
 
     def test_rows_are_the_same_again_in_the_same_order(self) -> None:
         data, again = self.make(), self.make()
@@ -28,6 +32,5 @@ class DatasetContract:
     def test_messages_can_say_what_and_where_it_is(self) -> None:
         data = self.make()
         assert data.name, "messages about the data need its name"
-        where = getattr(data, "where", None)
-        places = [where(i) for i in range(len(data))] if where else []
+        places = [data.where(i) for i in range(len(data))] if isinstance(data, NamesRows) else []
         equal(len(set(places)), len(places), f"where(i) says where row i lies, each elsewhere: {places}")

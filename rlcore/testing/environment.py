@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.protocols.environment import Completion, Message, Step
-from rlcore.testing.expect import allowed, equal
+from rlcore.protocols.optional import HasTools
+from rlcore.testing.expect import allowed, equal, well_spelt
 
 _ODD = (
     "",
@@ -59,6 +60,9 @@ class EnvironmentContract:
         """A new environment, for one episode."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
+    def test_no_optional_member_is_misspelt(self) -> None:
+        well_spelt("environment", self.make())
+
     def test_the_examples_get_their_rewards(self) -> None:
         found = [self.play(row, texts).reward for row, texts, _ in self.episodes()]
         equal(found, [reward for _, _, reward in self.examples], "the rewards of the examples")
@@ -102,7 +106,8 @@ class EnvironmentContract:
     def test_tools_have_a_schema(self) -> None:
         from transformers.utils import get_json_schema
 
-        for tool in getattr(self.make(), "tools", ()):
+        environment = self.make()
+        for tool in environment.tools if isinstance(environment, HasTools) else ():
             with allowed("the chat template shows tools by their types and docstring"):
                 get_json_schema(tool)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlcore.registry import misspellings
+
 
 def equal(found: object, wanted: object, rule: str) -> None:
     """Fail with `rule` and both values unless they are equal."""
@@ -32,3 +34,9 @@ def allowed(rule: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise AssertionError(f"{rule}; it raised {error!r}") from error
+
+
+def well_spelt(kind: str, plugin: object) -> None:
+    """Fail when a member of a plugin is nearly an optional member of its kind."""
+    found = misspellings(kind, plugin)
+    assert not found, f"the core ignores members that it does not know: {' '.join(found)}"

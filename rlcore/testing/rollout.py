@@ -17,7 +17,7 @@ from rlcore.errors import RlcoreError, SampleError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import Rollout, RolloutContext
-from rlcore.testing.expect import allowed, equal, raises
+from rlcore.testing.expect import allowed, equal, raises, well_spelt
 from rlcore.testing.model import UsesModel, plain_model
 from rlcore.types import Request, Sample, Sampling
 
@@ -39,6 +39,9 @@ class RolloutContract(UsesModel):
         engine = self.new(model_path)
         yield engine
         engine.close()
+
+    def test_no_optional_member_is_misspelt(self, engine: Rollout) -> None:
+        well_spelt("rollout", engine)
 
     def test_every_request_is_answered_once(self, engine: Rollout) -> None:
         equal(engine.mesh.dp_size, 1, "a lone engine must get all prompts; they are split by its mesh")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.protocols.tracker import RunInfo, SampleRecord, Tracker
-from rlcore.testing.expect import allowed, equal
+from rlcore.testing.expect import allowed, equal, well_spelt
 
 _CONFIG = {"trainer.steps": 4, "model.path": "/models/m", "eval.data": None, "sampling.stop": ["\n"]}
 _SUMMARY = {"steps": 2, "seconds": 1.5, "first_eval": None, "checkpoint": Path("/c")}
@@ -30,6 +30,9 @@ class TrackerContract:
     @pytest.fixture
     def run(self, tmp_path: Path) -> RunInfo:
         return RunInfo(name="run", directory=tmp_path, total_steps=4)
+
+    def test_no_optional_member_is_misspelt(self, run: RunInfo) -> None:
+        well_spelt("tracker", self.make(run))
 
     def test_metrics_arrive_as_they_were_logged(self, run: RunInfo) -> None:
         steps = {0: {"eval/pass_rate": 0.25}, 1: {"reward/mean": 0.5, "actor/lr": 0.125}, 2: {"reward/mean": 0.75}}

@@ -10,6 +10,7 @@ from rlcore.controller.runtime import resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
+from rlcore.protocols.optional import EstimatesEngine, EstimatesModel, SplitsRows
 from rlcore.registry import Resolved
 from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.memory import (
@@ -92,12 +93,12 @@ def _arithmetic(plan: Plan) -> list[str]:
 def _data_parallel(plan: Plan, role: str) -> int:
     """Devices of a role's pool that get rows of their own. A backend in another Python than this one is not asked."""
     pool = plan.config.pools[plan.placement[role]]
-    own = getattr(plan.backend.resolved.object, "data_parallel", None)
-    if own is None or pool.python:
+    backend = plan.backend.resolved.object
+    if pool.python or not isinstance(backend, SplitsRows):
         return pool.num_devices
     model = replace(plan.config.model, path=plan.models[role])
     device = resolve_device(pool.device)
-    return int(own(plan.backend.config, model=model, world_size=pool.num_devices, device=device))
+    return backend.data_parallel(plan.backend.config, model=model, world_size=pool.num_devices, device=device)
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -198,11 +199,12 @@ def _estimate(plan: Plan, role: str) -> int:
             // int(getattr(plan.rollout.config, "tensor_parallel", 1))
             for count in (0, sequences)
         )
-        own = getattr(plan.rollout.resolved.object, "engine_bytes", None)
-        if own is None or pool.python:
+        engine = plan.rollout.resolved.object
+        if pool.python or not isinstance(engine, EstimatesEngine):
             return whole
         known = resolve_device(pool.device) == "cuda" and not config.runtime.address
-        return int(own(plan.rollout.config, weights, whole - weights, device=device_bytes() if known else 0))
+        device = device_bytes() if known else 0
+        return engine.engine_bytes(plan.rollout.config, weights, whole - weights, device=device)
     if role not in TRAINED:
         return _model_bytes(plan, role)
     tokens, checkpointing = config.model.max_tokens_per_device, config.model.gradient_checkpointing
@@ -212,11 +214,11 @@ def _estimate(plan: Plan, role: str) -> int:
 def _model_bytes(plan: Plan, role: str) -> int:
     """Parameters, gradients and optimiser of a role on one device, as the backend says."""
     size, trained = ModelSize.read(check_directory(plan.models[role])), role in TRAINED
-    own = getattr(plan.backend.resolved.object, "model_bytes", None)
-    if own is None or role == "reward_model":
+    backend = plan.backend.resolved.object
+    if role == "reward_model" or not isinstance(backend, EstimatesModel):
         return trained_bytes(size) if trained else frozen_bytes(size)
     world_size = plan.config.pools[plan.placement[role]].num_devices
-    return int(own(plan.backend.config, size.num_parameters, world_size=world_size, trained=trained))
+    return backend.model_bytes(plan.backend.config, size.num_parameters, world_size=world_size, trained=trained)
 
 
 def _parked(plan: Plan, role: str) -> int:

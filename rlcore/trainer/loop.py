@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, RunError
+from rlcore.protocols.optional import Evaluates
 from rlcore.trainer.evaluate import evaluate
 from rlcore.trainer.run import Clock, Run, values
 
@@ -135,8 +136,9 @@ def _evaluate(run: Run) -> dict[str, float]:
         return {}
     run.phase("evaluate")
     clock = Clock()
-    own = getattr(run.algorithm, "evaluate", None)
-    metrics, _ = (own or evaluate)(run.roles, run.eval_prompts, run.config.eval)
+    algorithm = run.algorithm
+    chosen = algorithm.evaluate if isinstance(algorithm, Evaluates) else evaluate
+    metrics, _ = chosen(run.roles, run.eval_prompts, run.config.eval)
     run.runtime.traffic.take()
     run.counters.last_eval = metrics["eval/pass_rate"]
     if run.counters.first_eval is None:

@@ -19,7 +19,8 @@ from rlcore.data.loader import PromptLoader
 from rlcore.errors import ConfigError, ModelError, did_you_mean
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
-from rlcore.registry import Resolved, resolve
+from rlcore.protocols.optional import ComparesSamples, DoesWithout, Evaluates, LearnsFromTexts
+from rlcore.registry import Resolved, misspellings, resolve
 from rlcore.rewards.executor import RewardSpec
 from rlcore.rewards.scorer import build_reward
 from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
@@ -100,12 +101,14 @@ def make_plan(config: Config, directory: Path) -> Plan:
     made = {spec.name: build_reward(spec) for spec in rewards}
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(made, data, [*workers, *(["environment"] if environment else [])])
-        if data is prompts or hasattr(instance, "evaluate"):
-            _check_demonstrations(config, getattr(instance, "demonstrations", ()), data)
+        if data is prompts or isinstance(instance, Evaluates):
+            columns = instance.demonstrations if isinstance(instance, LearnsFromTexts) else ()
+            _check_demonstrations(config, columns, data)
         _check_lengths(config, data)
     _check_columns(config, instance, workers, prompts)
     few = config.sampling.samples_per_prompt == 1
-    if getattr(instance, "compares_samples", False) and (few or config.sampling.temperature == 0):
+    compares = isinstance(instance, ComparesSamples) and instance.compares_samples
+    if compares and (few or config.sampling.temperature == 0):
         logger.warning(
             "algorithm '%s' compares the samples of a prompt, and %s: nothing is learned; type  %s",
             config.algorithm.name,
@@ -144,6 +147,8 @@ def make_loader(config: Config, prompts: Prompts) -> PromptLoader:
 def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
     """Resolve a plugin and build its own settings."""
     resolved = resolve(kind, choice.name)
+    for message in misspellings(kind, resolved.object):
+        logger.warning("%s '%s': %s", kind, choice.name, message)
     return Chosen(resolved=resolved, config=build_plugin(section or kind, choice, resolved.object))
 
 
@@ -213,7 +218,7 @@ def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
     What the algorithm does without is there all the same when samples are scored: by evaluation, or to be seen.
     """
     without = set(_without(algorithm))
-    if config.data.eval and not hasattr(algorithm, "evaluate"):
+    if config.data.eval and not isinstance(algorithm, Evaluates):
         without = set()
     elif config.reward.items and "rollout" not in without:
         without -= {"reward"}
@@ -228,8 +233,8 @@ def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
 
 
 def _without(algorithm: Any) -> Sequence[str]:
-    """Names of `_ALWAYS` that an algorithm does not need."""
-    return tuple(getattr(algorithm, "without", ()))
+    """Return the names of `_ALWAYS` that an algorithm does not need."""
+    return tuple(algorithm.without) if isinstance(algorithm, DoesWithout) else ()
 
 
 def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:

@@ -16,7 +16,8 @@ from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
 from rlcore.data.loader import PromptLoader
 from rlcore.hooks.manager import Hooks
-from rlcore.protocols.tracker import SampleRecord, SupportsPhase, Tracker
+from rlcore.protocols.optional import ShowsPhase
+from rlcore.protocols.tracker import SampleRecord, Tracker
 from rlcore.trainer.checkpoint import Checkpoints
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.signals import Signals
@@ -90,7 +91,7 @@ class Run:
     def phase(self, name: str) -> None:
         """Tell the trackers that show it what the run is doing."""
         for tracker in self.trackers:
-            if isinstance(tracker, SupportsPhase):
+            if isinstance(tracker, ShowsPhase):
                 tracker.phase(name)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -13,6 +13,7 @@ from rlcore.config.schema import Config
 from rlcore.controller.group import Group
 from rlcore.controller.runtime import resolve_device
 from rlcore.errors import ConfigError
+from rlcore.protocols.optional import TakesTurns
 from rlcore.registry import Resolved
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def turn_takers(
     if config.take_turns == "never" or on_cpu or not roles:
         return ()
     for kind in unable:
-        if getattr(plugins[kind][0], "takes_turns", None) is None:
+        if not isinstance(plugins[kind][0], TakesTurns):
             logger.warning(
                 "%s does not say that it can leave its device (takes_turns), so %s and rollout hold memory at once",
                 kind,
@@ -94,8 +95,7 @@ def turn_takers(
 
 
 def _able(plugin: type, own: object) -> bool:
-    declared = getattr(plugin, "takes_turns", None)
-    return declared is not None and bool(declared(own))
+    return isinstance(plugin, TakesTurns) and bool(plugin.takes_turns(own))
 
 
 def _check_able(config: Config, pool: str | None, roles: Sequence[str], unable: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.models.load import copy_tokenizer, load_tokenizer
-from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig, SavesInBackground, Saving
+from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
+from rlcore.protocols.optional import SavesInBackground, Saving
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
 from rlcore.types import Counts, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics

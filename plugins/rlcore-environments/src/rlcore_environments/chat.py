@@ -7,9 +7,15 @@ from typing import Any
 
 from rlcore.errors import ConfigError, ModelError, SampleError
 from rlcore.protocols.environment import Message
+from rlcore.protocols.optional import HasTools
 
 _MARK = "WrittenByTheModel"
 """Stands for a response while the template is rendered: what comes after it is what the template puts there."""
+
+
+def tools_of(environment: object) -> Sequence[Callable[..., Any]]:
+    """Return the tools of an environment, if it has any."""
+    return environment.tools if isinstance(environment, HasTools) else ()
 
 
 class Chat:

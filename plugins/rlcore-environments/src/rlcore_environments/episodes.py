@@ -31,9 +31,10 @@ from rlcore.protocols.environment import (
     Message,
     Step,
 )
+from rlcore.protocols.optional import Closes
 from rlcore.protocols.rollout import Rollout
 from rlcore.types import Request, Sample
-from rlcore_environments.chat import Chat
+from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.stage import Stage, TooManyBlocked
 
 _MAX_CALLS: Final = 8
@@ -88,7 +89,7 @@ async def run_episodes(
     """One episode for each row; its request says how to draw, and with which seed. The engine's own errors are raised.
 
     `make` gives a new environment."""
-    tools = getattr(make(), "tools", ())
+    tools = tools_of(make())
     async with Stage(options.limits.step_timeout_s) as stage:
         turns = Turns(engine)
         player = _Player(make, options, Chat(tokenizer, tools), stage, turns)
@@ -238,9 +239,8 @@ class _Player:
 
     async def _close(self, made: Sequence[Any], episode: Episode, row: Mapping[str, Any]) -> None:
         async def close() -> None:
-            own = getattr(made[0], "close", None) if made else None  # looked for here: a reset that was cut short may
-            if own is not None:  # have made it after all
-                await _awaited(own(), "close")
+            if made and isinstance(made[0], Closes):  # a reset that timed out may have made it since
+                await _awaited(made[0].close(), "close")
 
         try:
             await self._ask(close)

@@ -15,7 +15,7 @@ from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import load
 from rlcore.types import Sampling
 from rlcore.workers.rollout import RolloutWorker, requests_of
-from rlcore_environments.chat import Chat
+from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.episodes import episodes_batch, run_episodes
 
 
@@ -41,7 +41,7 @@ class EpisodeWorker(RolloutWorker):
         Raises:
             UserError: a tool without schema, or a chat template that is missing or shows no tools.
         """
-        Chat(load_tokenizer(model_path), getattr(environment, "tools", ()))
+        Chat(load_tokenizer(model_path), tools_of(environment))
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:

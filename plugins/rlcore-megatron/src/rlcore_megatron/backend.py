@@ -20,7 +20,8 @@ from torch import Tensor
 from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
-from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig, Saving
+from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.protocols.optional import Saving
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import FAMILIES, Family
