@@ -19,6 +19,7 @@ from torch import Tensor
 from rlcore.controller.future import Future
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
+from rlcore.data.transcript import Transcript, transcripts_batch
 from rlcore.errors import InfrastructureError, ModelError, SampleError
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
@@ -325,28 +326,18 @@ def _scored(samples: Batch) -> Batch:
 
 def _responses(rows: Batch, samples_per_prompt: int) -> Batch:
     starts = rows.offsets().tolist()
-    prompts = [rows["input_ids"][start:stop].tolist() for start, stop in pairwise(starts)]
-    answers = [[(11 * i + 5 * k) % 40 for k in range(1 + (3 * i + i // 4) % 5)] for i in range(len(rows))]
-    pairs = list(zip(prompts, answers))
-    loss_mask = torch.tensor([k >= len(p) for p, a in pairs for k in range(len(p) + len(a))], dtype=torch.bool)
-    num_new = torch.tensor([len(answer) for answer in answers], dtype=torch.int64)
-    return Batch.of(
-        lengths=rows.lengths + num_new,
-        tokens={
-            "input_ids": torch.tensor([token for p, a in pairs for token in p + a], dtype=torch.int64),
-            "loss_mask": loss_mask,
-            "rollout_log_probs": torch.where(loss_mask, -1.0, 0.0),
-            "token_version": torch.where(loss_mask, 0, -1),
-        },
-        rows={
-            **{name: rows[name] for name in rows.columns if rows.level(name) != "token"},
-            "sample_id": rows["group_id"] * samples_per_prompt + torch.arange(len(rows)) % samples_per_prompt,
-            "policy_version": torch.zeros_like(num_new),
-            "num_loss_tokens": num_new,
-            "truncated": torch.zeros(len(rows), dtype=torch.bool),
-            "finish_reason": ["stop"] * len(rows),
-        },
-    )
+    transcripts = []
+    for i, (start, stop) in enumerate(pairwise(starts)):
+        answer = [(11 * i + 5 * k) % 40 for k in range(1 + (3 * i + i // 4) % 5)]
+        transcript = Transcript()
+        transcript.read(rows["input_ids"][start:stop].tolist())
+        transcript.write(
+            Sample(
+                request_id=i, token_ids=answer, log_probs=[-1.0] * len(answer), finish_reason="stop", policy_version=0
+            )
+        )
+        transcripts.append(transcript)
+    return transcripts_batch(rows, samples_per_prompt, transcripts)
 
 
 def _log_probs(batch: Batch, *, of_reference: bool) -> Batch:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
+from rlcore.data.transcript import Transcript, transcripts_batch
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.protocols.worker import WorkerContext
@@ -96,34 +96,11 @@ async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:
 def samples_batch(
     prompts: Batch, samples_per_prompt: int, requests: Sequence[Request], samples: Sequence[Sample]
 ) -> Batch:
-    """One row per sample; `prompts` has been repeated to match."""
-    num_prompt = prompts.lengths
-    num_new = torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int64)
-    input_ids: list[int] = []
-    log_probs: list[float] = []
-    versions: list[int] = []
+    """Return one row per sample; `prompts` has been repeated to match."""
+    transcripts = []
     for request, sample in zip(requests, samples):
-        input_ids += [*request.prompt_ids, *sample.token_ids]
-        log_probs += [*[0.0] * len(request.prompt_ids), *sample.log_probs]
-        drawn = sample.token_versions or [sample.policy_version] * len(sample.token_ids)
-        versions += [*[-1] * len(request.prompt_ids), *drawn]
-    alternating = torch.stack([num_prompt, num_new], dim=1).reshape(-1)
-    number = torch.arange(len(samples)) % samples_per_prompt
-    rows = {name: prompts[name] for name in prompts.columns if prompts.level(name) != "token"}
-    rows |= {
-        "sample_id": prompts["group_id"] * samples_per_prompt + number,
-        "policy_version": torch.tensor([sample.policy_version for sample in samples], dtype=torch.int64),
-        "num_loss_tokens": num_new,
-        "truncated": torch.tensor([sample.finish_reason == "length" for sample in samples], dtype=torch.bool),
-        "finish_reason": [sample.finish_reason for sample in samples],
-    }
-    return Batch.of(
-        lengths=num_prompt + num_new,
-        tokens={
-            "input_ids": torch.tensor(input_ids, dtype=torch.int64),
-            "loss_mask": torch.tensor([False, True]).repeat(len(samples)).repeat_interleave(alternating),
-            "rollout_log_probs": torch.tensor(log_probs, dtype=torch.float32),
-            "token_version": torch.tensor(versions, dtype=torch.int64),
-        },
-        rows=rows,
-    )
+        transcript = Transcript()
+        transcript.read(request.prompt_ids)
+        transcript.write(sample)
+        transcripts.append(transcript)
+    return transcripts_batch(prompts, samples_per_prompt, transcripts)

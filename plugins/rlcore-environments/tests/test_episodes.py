@@ -20,7 +20,7 @@ from rlcore_environments.episodes import (
     OUT_OF_TURNS,
     TIMEOUT,
     EpisodeOptions,
-    Turns,
+    RequestBatcher,
     episodes_batch,
     run_episodes,
 )
@@ -232,12 +232,11 @@ def test_only_what_the_model_wrote_is_in_the_mask_and_it_is_as_the_engine_drew_i
         start, drawn = len(asked.prompt_ids), list(fake._respond(asked)[0])
         (episode,) = [it for it in episodes if it.token_ids[:start] == list(asked.prompt_ids)]
         assert episode.token_ids[start : start + len(drawn)] == drawn
-        assert all(episode.mask[start : start + len(drawn)])
-        assert all(x <= 0 for x in episode.log_probs[start : start + len(drawn)])
+        assert all(episode.loss_mask[start : start + len(drawn)])
         num_drawn += len(drawn)
-    assert sum(sum(it.mask) for it in episodes) == num_drawn
-    assert all(x == 0.0 for it in episodes for x, seen in zip(it.log_probs, it.mask) if not seen)
-    assert all((version >= 0) == seen for it in episodes for version, seen in zip(it.versions, it.mask, strict=True))
+    assert sum(sum(it.loss_mask) for it in episodes) == num_drawn
+    assert all(len(it.log_probs) == len(it.versions) == sum(it.loss_mask) for it in episodes)
+    assert all(x <= 0 for it in episodes for x in it.log_probs)
 
 
 def test_between_two_turns_stands_what_the_template_puts_there(tokenizer):
@@ -282,8 +281,8 @@ def test_log_probs_of_every_turn_are_those_of_the_trainer(hf, tokenizer, model_p
         with torch.no_grad():
             logits = plain_model(model_path)(torch.tensor([episode.token_ids])).logits[0]
         wanted = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(episode.token_ids)[1:, None]).squeeze(1)
-        mask = torch.tensor(episode.mask)[1:]
-        torch.testing.assert_close(torch.tensor(episode.log_probs)[1:][mask], wanted[mask], atol=2e-5, rtol=0)
+        mask = torch.tensor(episode.loss_mask)[1:]
+        torch.testing.assert_close(torch.tensor(episode.log_probs), wanted[mask], atol=2e-5, rtol=0)
 
 
 def test_an_episode_does_not_depend_on_its_neighbours(hf, tokenizer):
@@ -336,7 +335,7 @@ def test_an_episode_that_does_not_end_is_cut_at_max_turns_and_keeps_its_reward(f
 
     assert (episode.end, episode.num_turns, sum(episode.rewards)) == (OUT_OF_TURNS, 3, 1.5)
     assert [it.last for it in Counts.seen] == [False, False, True]
-    assert episode.mask[-1], "what nobody answers is not in the sample"
+    assert episode.loss_mask[-1], "what nobody answers is not in the sample"
 
 
 def test_an_environment_that_never_ends_nor_scores_is_an_error(fake, tokenizer):
@@ -447,12 +446,12 @@ def test_a_call_that_never_ends_holds_neither_its_caller_nor_the_end_of_the_step
 
 def test_one_request_that_cannot_run_does_not_take_others_with_it(fake):
     async def ask():
-        turns = Turns(fake)
+        batcher = RequestBatcher(fake)
         requests = [
             Request(request_id=0, prompt_ids=[5] * length, sampling=Sampling(max_response_tokens=3), seed=1)
             for length in (3, 500, 4)
         ]
-        return await asyncio.gather(*(turns.ask(it) for it in requests), return_exceptions=True)
+        return await asyncio.gather(*(batcher.send(it) for it in requests), return_exceptions=True)
 
     first, second, third = asyncio.run(ask())
 

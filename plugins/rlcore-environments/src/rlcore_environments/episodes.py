@@ -19,6 +19,7 @@ import torch
 
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
+from rlcore.data.transcript import Transcript, transcripts_batch
 from rlcore.errors import SampleError
 from rlcore.protocols.environment import (
     DONE,
@@ -38,44 +39,18 @@ from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.stage import Stage, TooManyBlocked
 
 _MAX_CALLS: Final = 8
-"""Calls of the engine that overlap; what is asked meanwhile goes into the next one."""
+"""Calls of the engine that overlap; requests that come meanwhile go into the next one."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Episode:
+class Episode(Transcript):
     """One conversation as it grows."""
 
     messages: list[Message] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    """True where the model wrote the token."""
-    log_probs: list[float] = field(default_factory=list)
-    """Of the engine; 0 where the model did not write."""
-    versions: list[int] = field(default_factory=list)
-    """Of the weights that drew each token; -1 where the model did not write."""
     num_turns: int = 0
     rewards: list[float] = field(default_factory=list)
-    finish_reason: str = "abort"
-    """Of the last response."""
-    policy_version: int = 0
     end: int = DONE
     error: str = ""
-
-    def read(self, token_ids: Sequence[int]) -> None:
-        """Tokens that the model reads."""
-        self.token_ids += token_ids
-        self.mask += [False] * len(token_ids)
-        self.log_probs += [0.0] * len(token_ids)
-        self.versions += [-1] * len(token_ids)
-
-    def wrote(self, sample: Sample) -> None:
-        """A response of the model."""
-        self.token_ids += sample.token_ids
-        self.mask += [True] * len(sample.token_ids)
-        self.log_probs += sample.log_probs
-        self.versions += sample.token_versions or [sample.policy_version] * len(sample.token_ids)
-        self.num_turns += 1
-        self.finish_reason, self.policy_version = sample.finish_reason, sample.policy_version
 
 
 async def run_episodes(
@@ -91,8 +66,7 @@ async def run_episodes(
     `make` gives a new environment."""
     tools = tools_of(make())
     async with Stage(options.limits.step_timeout_s) as stage:
-        turns = Turns(engine)
-        player = _Player(make, options, Chat(tokenizer, tools), stage, turns)
+        player = _Player(make, options, Chat(tokenizer, tools), stage, RequestBatcher(engine))
         try:
             async with asyncio.TaskGroup() as group:
                 played = [group.create_task(player.play(*asked)) for asked in zip(rows, requests, strict=True)]
@@ -101,8 +75,8 @@ async def run_episodes(
         return [episode.result() for episode in played]
 
 
-class Turns:
-    """Single requests, whenever they come, over an engine that takes lists of them."""
+class RequestBatcher:
+    """Sends single requests, whenever they come, to an engine that takes lists of them."""
 
     def __init__(self, engine: Rollout) -> None:
         self._engine = engine
@@ -110,19 +84,19 @@ class Turns:
         self._calls: set[asyncio.Task[None]] = set()
         self._num_requests = 0
 
-    async def ask(self, request: Request) -> Sample:
-        """The response to a request, whose id is given anew."""
+    async def send(self, request: Request) -> Sample:
+        """Return the response to a request, which gets a new id."""
         answer: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._waiting.append((replace(request, request_id=self._num_requests), answer))
         self._num_requests += 1
-        if len(self._waiting) == 1:  # the others that come before the loop turns go along
+        if len(self._waiting) == 1:  # requests of the same iteration of the loop join this call
             asyncio.get_running_loop().call_soon(self._start)
         return await answer
 
     def _start(self) -> None:
         if self._waiting and len(self._calls) < _MAX_CALLS:
-            asked, self._waiting = self._waiting, []
-            call = asyncio.create_task(self._call(asked))
+            sent, self._waiting = self._waiting, []
+            call = asyncio.create_task(self._call(sent))
             self._calls.add(call)
             call.add_done_callback(self._end)
 
@@ -130,16 +104,16 @@ class Turns:
         self._calls.discard(call)
         self._start()
 
-    async def _call(self, asked: Sequence[tuple[Request, asyncio.Future[Sample]]]) -> None:
-        answers = {request.request_id: answer for request, answer in asked}
+    async def _call(self, sent: Sequence[tuple[Request, asyncio.Future[Sample]]]) -> None:
+        answers = {request.request_id: answer for request, answer in sent}
         error: BaseException = RuntimeError("the rollout returned no sample for a request")
         try:
-            async for sample in self._engine.generate([request for request, _ in asked]):
+            async for sample in self._engine.generate([request for request, _ in sent]):
                 answers.pop(sample.request_id).set_result(sample)
-        except SampleError as raised:  # nothing was generated: the others go without the one that cannot run
+        except SampleError as raised:  # nothing was generated: send the others without the one that cannot run
             error = raised
-            if len(asked) > 1:
-                await asyncio.gather(*(self._call([one]) for one in asked))
+            if len(sent) > 1:
+                await asyncio.gather(*(self._call([one]) for one in sent))
         except Exception as raised:
             error = raised
         for answer in answers.values():
@@ -151,10 +125,10 @@ class _Player:
     """Plays episodes with one environment and one engine."""
 
     def __init__(
-        self, make: Callable[[], Any], options: EpisodeOptions, chat: Chat, stage: Stage, turns: Turns
+        self, make: Callable[[], Any], options: EpisodeOptions, chat: Chat, stage: Stage, batcher: RequestBatcher
     ) -> None:
         self._make, self._options = make, options
-        self._chat, self._stage, self._turns = chat, stage, turns
+        self._chat, self._stage, self._batcher = chat, stage, batcher
 
     async def play(self, row: Mapping[str, Any], request: Request) -> Episode:
         """One episode, from reset to its end."""
@@ -200,8 +174,9 @@ class _Player:
             sampling=replace(request.sampling, max_response_tokens=room),
             seed=mix(request.seed, turn) if turn else request.seed,
         )
-        sample = await self._turns.ask(asked)
-        episode.wrote(sample)
+        sample = await self._batcher.send(asked)
+        episode.write(sample)
+        episode.num_turns += 1
         completion = Completion(
             text=self._chat.text(sample.token_ids),
             finish_reason=sample.finish_reason,
@@ -294,30 +269,18 @@ def checked_step(answer: Any) -> Step:
 
 
 def episodes_batch(prompts: Batch, samples_per_prompt: int, episodes: Sequence[Episode]) -> Batch:
-    """One row per episode; `prompts` has been repeated to match."""
-    number = torch.arange(len(episodes)) % samples_per_prompt
-    rows = {name: prompts[name] for name in prompts.columns if prompts.level(name) != "token"}
-    rows |= {
-        "sample_id": prompts["group_id"] * samples_per_prompt + number,
-        "policy_version": torch.tensor([episode.policy_version for episode in episodes], dtype=torch.int64),
-        "num_loss_tokens": torch.tensor([sum(episode.mask) for episode in episodes], dtype=torch.int64),
-        "truncated": torch.tensor([_is_cut(episode) for episode in episodes], dtype=torch.bool),
-        "finish_reason": ["length" if _is_cut(episode) else episode.finish_reason for episode in episodes],
-        "num_turns": torch.tensor([episode.num_turns for episode in episodes], dtype=torch.int64),
-        "episode_reward": torch.tensor([sum(it.rewards) if it.rewards else math.nan for it in episodes]),
-        "episode_end": torch.tensor([episode.end for episode in episodes], dtype=torch.int64),
-        "episode_error": [episode.error for episode in episodes],
-        "episode_messages": [[dict(message) for message in episode.messages] for episode in episodes],
-    }
-    return Batch.of(
-        lengths=[len(episode.token_ids) for episode in episodes],
-        tokens={
-            "input_ids": torch.tensor([token for it in episodes for token in it.token_ids], dtype=torch.int64),
-            "loss_mask": torch.tensor([seen for it in episodes for seen in it.mask], dtype=torch.bool),
-            "rollout_log_probs": torch.tensor([x for it in episodes for x in it.log_probs], dtype=torch.float32),
-            "token_version": torch.tensor([x for it in episodes for x in it.versions], dtype=torch.int64),
-        },
-        rows=rows,
+    """Return one row per episode; `prompts` has been repeated to match."""
+    return transcripts_batch(
+        prompts,
+        samples_per_prompt,
+        episodes,
+        truncated=torch.tensor([_is_cut(it) for it in episodes], dtype=torch.bool),
+        finish_reason=["length" if _is_cut(it) else it.finish_reason for it in episodes],
+        num_turns=torch.tensor([it.num_turns for it in episodes], dtype=torch.int64),
+        episode_reward=torch.tensor([sum(it.rewards) if it.rewards else math.nan for it in episodes]),
+        episode_end=torch.tensor([it.end for it in episodes], dtype=torch.int64),
+        episode_error=[it.error for it in episodes],
+        episode_messages=[[dict(message) for message in it.messages] for it in episodes],
     )
 
 
