@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rlcore import errors
+from rlcore import errors, surface
 from rlcore.config.build import to_plain
 from rlcore.config.schema import Choice, Config
 from rlcore.hooks import specs
@@ -47,6 +47,9 @@ def reference() -> str:
         "## Optional members",
         clean(optional.__doc__).split("\n\n", 1)[-1],
         *optional_members(),
+        "## Names that plugins may import",
+        clean(surface.__doc__).split("\n\n", 1)[-1],
+        table(("module", "stable", "provisional"), surface_rows()),
         "## Hooks",
         "All of them run on the controller. A plugin implements those that it wants, marked with `@rlcore.hookimpl`.",
         table(("hook", "when"), hooks()),
@@ -114,6 +117,12 @@ def optional_members() -> Iterator[str]:
         kinds = [kind for kind, members in optional.OPTIONAL.items() if protocol in members]
         yield f"### {', '.join(kinds)}: `{protocol.__name__}`"
         yield f"```python\n{inspect.getsource(protocol).removeprefix('@runtime_checkable').strip()}\n```"
+
+
+def surface_rows() -> Iterator[tuple[str, str, str]]:
+    """Each module with its stable and its provisional names."""
+    for module in sorted({*surface.STABLE, *surface.PROVISIONAL}):
+        yield module, surface.STABLE.get(module, ""), surface.PROVISIONAL.get(module, "")
 
 
 def hooks() -> Iterator[tuple[str, str]]:

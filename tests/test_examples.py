@@ -221,7 +221,7 @@ def test_the_wheels_of_the_examples_are_listed_checked_and_trained_with(home, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count"), [("reward-plugin", 12), ("algorithm-plugin", 12), ("environment-plugin", 11)]
+    ("name", "count"), [("reward-plugin", 12), ("algorithm-plugin", 13), ("environment-plugin", 12)]
 )
 def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, count, tmp_path):
     shutil.copytree(EXAMPLES / name / "tests", tmp_path / "tests")

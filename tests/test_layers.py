@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "trackers": "protocols errors",
     "trainer": "types protocols data registry hooks controller config models rewards workers errors",
     "quickstart": "errors",
+    "surface": "",
     "cli": "types protocols data registry hooks controller config models rewards workers trainer quickstart errors",
     "testing": "types protocols data registry hooks controller models rewards workers quickstart errors",
 }
@@ -60,6 +61,7 @@ BUDGETS = {
     "trackers": 430,
     "trainer": 1_750,
     "quickstart": 190,
+    "surface": 110,
     "cli": 980,
     "testing": 1_600,
 }

@@ -56,9 +56,19 @@ def test_a_reward_with_its_own_examples_passes_line_by_line(rewards, capsys):
     first, *lines, last = out.splitlines()
     assert code == 0
     assert first == f"check reward r.py:good ({rewards}/r.py:good)"
-    assert [line.split("  ")[1] for line in lines] == ["ok"] * 6
+    assert [line.split("  ")[1] for line in lines] == ["ok"] * 7
     assert "  ok    any completion has a verdict " in out
-    assert last.startswith("6 of 6 passed in ")
+    assert last.startswith("7 of 7 passed in ")
+
+
+def test_a_plugin_that_imports_a_private_name_is_reported(rewards, capsys):
+    (rewards / "nosy.py").write_text("from rlcore.trainer.run import Clock\ndef score(completion): return 1.0\n")
+
+    code, out = check(capsys, "reward", "nosy.py:score")
+
+    assert code == 1
+    assert "FAIL  only declared names are imported" in out
+    assert "private names of rlcore may change in any release: rlcore.trainer.run.Clock" in out
 
 
 def test_a_failure_says_what_the_contract_asks_for(rewards, capsys):
@@ -67,7 +77,7 @@ def test_a_failure_says_what_the_contract_asks_for(rewards, capsys):
     assert code == 1
     assert "  FAIL  any completion has a verdict" in out
     assert "        completion '' has no verdict: ValueError: could not convert string to float: '' (r.py:" in out
-    assert out.splitlines()[-1].startswith("5 of 6 passed")
+    assert out.splitlines()[-1].startswith("6 of 7 passed")
 
 
 def test_wrong_scores_are_shown_beside_the_right_ones(rewards, capsys):
@@ -97,7 +107,7 @@ def test_what_is_not_checked_is_said(rewards, capsys):
     assert code == 0
     assert "  not checked  the scores themselves: there are no examples" in out
     assert "  not checked  it works in a process of its own: left out by --skip 'process of its own'" in out
-    assert out.splitlines()[-1].startswith("4 of 4 passed")
+    assert out.splitlines()[-1].startswith("5 of 5 passed")
 
 
 @pytest.mark.parametrize(("score", "code"), [(1.0, 0), (0.0, 1)], ids=["right", "wrong"])
@@ -217,11 +227,11 @@ def test_attributes_of_the_suite_can_be_set():
 @pytest.mark.parametrize(
     ("arguments", "tests"),
     [
-        (["algorithm", "grpo", "--option", "minibatches=2"], 12),
+        (["algorithm", "grpo", "--option", "minibatches=2"], 13),
         (["dispatch", "dp"], 6),
-        (["tracker", "jsonl"], 5),
-        (["dataset", "files", "--data", "d.jsonl"], 3),
-        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 9),
+        (["tracker", "jsonl"], 6),
+        (["dataset", "files", "--data", "d.jsonl"], 4),
+        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 10),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value),
 )
@@ -285,7 +295,7 @@ def test_an_environment_with_its_own_examples_passes(environments, capsys):
     assert code == 0
     assert "  ok    the last turn has a reward " in out
     assert "not checked" not in out
-    assert out.splitlines()[-1].startswith("7 of 7 passed in ")
+    assert out.splitlines()[-1].startswith("9 of 9 passed in ")
 
 
 @pytest.mark.parametrize(

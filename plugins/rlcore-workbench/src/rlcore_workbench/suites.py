@@ -10,11 +10,13 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.protocols import Call, Dispatch
 from rlcore.registry import Resolved, resolve
+from rlcore.surface import private_imports
 from rlcore.types import Mean, Mesh
 
 Spec = Mapping[str, Any]
@@ -52,10 +54,24 @@ def choose(spec: Spec) -> Suite:
             raise ConfigError(
                 f"--suite {name}: {base.__name__} has no such attribute\nSee  python -m pydoc {base.__module__}"
             )
+    if (resolved.package or "") != "rlcore":
+        members["test_only_declared_names_are_imported"] = _imports_declared_names(resolved)
     tests = type("TestPlugin", (base,), {**members, **spec["suite"]})
     suite = Suite(tests=tests, title=f"{spec['kind']} {spec['name']} ({origin}{resolved.target})", unchecked=unchecked)
     _chosen.append(suite)
     return suite
+
+
+def _imports_declared_names(resolved: Resolved) -> Callable[[object], None]:
+    """Return a test of the module in which the plugin is defined."""
+
+    def test(self: object) -> None:
+        module = sys.modules.get(getattr(resolved.object, "__module__", resolved.target.rpartition(":")[0]))
+        path = getattr(module, "__file__", None)
+        private = private_imports(Path(path).read_text(encoding="utf-8")) if path else []
+        assert not private, f"private names of rlcore may change in any release: {', '.join(private)}"
+
+    return test
 
 
 _Parts = tuple[dict[str, Any], list[str], type]

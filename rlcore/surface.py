@@ -1,0 +1,119 @@
+"""Names of rlcore that plugins may import, each with a tier; every other name is private.
+
+- stable: changes are announced one minor release ahead. `tests/golden/surface.txt` freezes the signatures.
+- provisional: may change in any minor release, which is why plugins require `rlcore>=X.Y,<X.(Y+1)`.
+
+`rlcore check` reports a plugin that imports anything else.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+Tier = Literal["stable", "provisional"]
+
+STABLE: Mapping[str, str] = {
+    "rlcore": "Batch Completion LossTerms Mesh Request RewardResult Sample Sampling Step TokenOutputs Worker batched"
+    " catalog dispatch hookimpl resolve __version__",
+    "rlcore.types": "Average Counts FinishReason LossFunction LossTerms Mean Mesh Metrics Request Sample Sampling"
+    " TokenOutputs merge_metrics",
+    "rlcore.errors": "CapacityError ColumnError ConfigError DataError DeadlineExceeded InfrastructureError ModelError"
+    " RlcoreError RunError SampleError UserError require",
+    "rlcore.protocols": "Algorithm Backend BackendContext Call Completion Dataset Dispatch Environment ModelConfig"
+    " OptimizerConfig Reward RewardResult RoleSpec Roles Rollout RolloutContext Step Tracker Transfer Worker"
+    " WorkerContext batched",
+    "rlcore.protocols.algorithm": "Algorithm RoleSpec",
+    "rlcore.protocols.backend": "Backend BackendContext ModelConfig OptimizerConfig",
+    "rlcore.protocols.dataset": "Dataset",
+    "rlcore.protocols.dispatch": "Call Dispatch",
+    "rlcore.protocols.environment": "Completion Environment Message Step",
+    "rlcore.protocols.optional": "Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel Evaluates HasTools"
+    " HasValueLoss LearnsFromTexts NamesRows Saving SavesInBackground ShowsPhase SplitsRows TakesTurns",
+    "rlcore.protocols.reward": "Reward RewardResult batched",
+    "rlcore.protocols.roles": "Roles",
+    "rlcore.protocols.rollout": "Rollout RolloutContext",
+    "rlcore.protocols.tracker": "RunInfo SampleRecord Tracker",
+    "rlcore.protocols.worker": "Worker WorkerContext",
+    "rlcore.data.batch": "Batch",
+    "rlcore.testing": "AlgorithmContract BackendContract DatasetContract DispatchContract EnvironmentContract"
+    " FakeRoles FakeRollout ModelRolloutContract RewardContract RolloutContract RowDispatchContract TrackerContract",
+}
+"""Module -> names."""
+
+PROVISIONAL: Mapping[str, str] = {
+    # algorithms
+    "rlcore.algorithms.advantages": "gae group_mean group_normalised group_size group_variance",
+    "rlcore.algorithms.base": "Epochs EpochsConfig PolicyGradient PolicyGradientConfig",
+    "rlcore.algorithms.grpo": "GRPO GRPOConfig",
+    "rlcore.algorithms.kl": "KLConfig kl_estimate",
+    "rlcore.algorithms.losses": "clipped_policy_loss clipped_value_loss",
+    "rlcore.algorithms.ppo": "PPO PPOConfig last_loss_tokens",
+    "rlcore.config.schema": "Choice Config DataConfig EvalConfig",
+    "rlcore.data.loader": "mix",
+    "rlcore.data.transcript": "Transcript transcripts_batch",
+    "rlcore.workers.averaging": "count reduce_terms",
+    "rlcore.workers.critic": "CriticWorker with_score_token",
+    "rlcore.workers.model": "ModelWorker TrainedWorker",
+    "rlcore.workers.policy": "PolicyWorker ReferenceWorker",
+    "rlcore.workers.rollout": "RolloutWorker requests_of",
+    # backends
+    "rlcore.backends.local": "LocalBackend LocalConfig",
+    "rlcore.backends.optimizer": "lr_at",
+    "rlcore.data.packing": "plan_micro_batches",
+    "rlcore.models.activations": "checkpoint_activations",
+    "rlcore.models.attention": "Packing packed_attention refuse_unknown",
+    "rlcore.models.load": "check_directory check_positions check_same_files fingerprint load_model load_tokenizer",
+    "rlcore.registry.versions": "check_versions",
+    # engines
+    "rlcore.rollouts.hf": "HFConfig HFRollout",
+    "rlcore.controller.weights": "Broadcast meet meeting_point",
+    "rlcore.rollouts": "http",
+    "rlcore.rollouts.checks": "ExpectedWeights Limits Readiness check_finite end_ids read_limits unfit",
+    "rlcore.rollouts.http": "BadAnswer Server bearer",
+    "rlcore.trainer.memory": "ModelSize human",
+    # environments and rewards
+    "rlcore.errors": "LOST_PEER did_you_mean",
+    "rlcore.protocols.environment": "DONE ERROR EpisodeOptions OUT_OF_TOKENS OUT_OF_TURNS TIMEOUT",
+    "rlcore.protocols.reward": "SAMPLE_FIELDS",
+    "rlcore.registry": "Resolved catalog load resolve",
+    "rlcore.rewards.executor": "RewardExecutor",
+    "rlcore.rewards.pipeline": "Outcome",
+    "rlcore.rewards.scorer": "RewardSpec build_reward",
+    "rlcore.rewards.signature": "arguments check_columns read_signature required_columns",
+    # tools around a run
+    "rlcore.surface": "private_imports",
+    "rlcore.config.build": "build_plugin flatten",
+    "rlcore.config.compose": "compose presets",
+    "rlcore.hooks": "Check Hooks hookimpl",
+    "rlcore.quickstart": "Assets Recipe cache_directory prepare",
+    "rlcore.registry.known": "known_names",
+    "rlcore.testing": "run_ranks",
+    "rlcore.testing.expect": "allowed equal",
+    "rlcore.trainer.launch": "launch",
+    "rlcore.trainer.loop": "train",
+    "rlcore.trainer.plan": "make_plan",
+    "rlcore.trainer.run": "Run",
+}
+"""Module -> names."""
+
+
+def tier_of(module: str, name: str) -> Tier | None:
+    """Return the tier of a name, or None when it is private."""
+    if name in STABLE.get(module, "").split():
+        return "stable"
+    return "provisional" if name in PROVISIONAL.get(module, "").split() else None
+
+
+def private_imports(source: str) -> list[str]:
+    """Return the private names of rlcore that Python source imports, as "module.name"."""
+    return sorted({f"{module}.{name}" for module, name in _imports(source) if tier_of(module, name) is None})
+
+
+def _imports(source: str) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and not node.level and f"{node.module}.".startswith("rlcore."):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (("import", it.name) for it in node.names if it.name.startswith("rlcore."))
