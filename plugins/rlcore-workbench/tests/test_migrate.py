@@ -2,7 +2,9 @@
 
 import ast
 import json
+import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -93,7 +95,6 @@ def test_a_script_becomes_a_command():
         "sampling.samples_per_prompt": 5,
         "trackers": "[console,{name: wandb, project: p}]",
         "checkpoint.every_steps": 0,
-        "trainer.steps": "$STEPS",
         "pools.main.devices_per_node": 4,
         # verl's own defaults, where rlcore's are others
         "backend": "fsdp",
@@ -106,9 +107,10 @@ def test_a_script_becomes_a_command():
         "model.precision": "bfloat16",
         "reward": "verl.utils.reward_score:default_compute_score",
     }
-    assert [line.key for line in done.of("partly", "none")] == ["trainer.made_up", "--config-name=ppo_trainer"]
+    assert [line.key for line in done.of("partly", "none")] == ["trainer.total_training_steps", "trainer.made_up"]
     assert any("trainer.n_gpus_per_node=8: given again later" in remark for remark in done.remarks)
-    assert any("trainer.steps=$STEPS" in remark for remark in done.remarks)
+    steps = next(line for line in done.lines if line.key == "trainer.total_training_steps")
+    assert steps.answer.note == "refused here: the script does not set STEPS, and trainer.steps needs a value"
 
 
 def test_every_common_key_is_in_the_tables():
@@ -123,7 +125,7 @@ def test_every_common_key_is_in_the_tables():
 
 
 def test_nothing_is_dropped():
-    text = " ".join(f"{key}=1" for key in COMMON)
+    text = " ".join(f"{key}={VALUES.get(key, 1)}" for key in COMMON)
 
     done = translate(read_launch(text))
 
@@ -148,6 +150,11 @@ VALUES = {
     R + "top_k": "-1",
     "algorithm.adv_estimator": "gae",
     "algorithm.kl_ctrl.type": "adaptive",
+    "model_engine": "fsdp",
+    A + "megatron.override_transformer_config.recompute_granularity": "full",
+    A + "megatron.use_distributed_optimizer": "True",
+    A + "megatron.sequence_parallel": "True",
+    A + "fsdp_config.reshard_after_forward": "True",
     "critic.model.path": "/c",
     "trainer.logger": "console",
     "trainer.experiment_name": "x",
@@ -155,6 +162,10 @@ VALUES = {
     "trainer.resume_mode": "disable",
     "custom_reward_function.path": "/r.py",
 }
+
+
+REFUSING = ("trainer.val_only", "trainer.v1.trainer_mode", "distillation.enabled")
+"""Keys whose other value is another trainer."""
 
 
 def own_settings(package, name):
@@ -167,7 +178,7 @@ def own_settings(package, name):
     return {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
 
 
-@pytest.mark.parametrize("key", [key for key in {**SAME, **RULES} if key != "model_engine"])
+@pytest.mark.parametrize("key", [key for key in {**SAME, **RULES} if key not in REFUSING])
 def test_every_setting_that_comes_out_exists_in_rlcore(key):
     switches = f"{A}use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.adv_estimator=gae "
     text = f"{key}={VALUES.get(key, '1')}"
@@ -179,8 +190,9 @@ def test_every_setting_that_comes_out_exists_in_rlcore(key):
     for setting, value in answers(text)[key].settings:
         section, _, rest = setting.partition(".")
         if rest and section in ("backend", "rollout"):
-            name = {"backend": ("fsdp", "FSDPConfig"), "rollout": ("vllm", "VLLMConfig")}[section]
-            fields = own_settings(*name)
+            megatron = "megatron" in key
+            backend = ("megatron", "MegatronConfig") if megatron else ("fsdp", "FSDPConfig")
+            fields = own_settings(*{"backend": backend, "rollout": ("vllm", "VLLMConfig")}[section])
             assert fields is None or rest in fields
         elif section in PLUGIN_SECTIONS and rest:
             compose([setting + "=1"], complete=False)  # known when the algorithm is built; see the test below
@@ -224,8 +236,6 @@ def test_the_settings_of_the_algorithm_are_those_of_its_config(estimator):
         ("data.truncation=middle", "data.truncation", "none", "not middle"),
         (f"{A}use_kl_loss=True {A}kl_loss_type=abs", A + "kl_loss_type", "none", "k1, k2, k3"),
         (f"{A}use_kl_loss=True algorithm.use_kl_in_reward=True", "algorithm.use_kl_in_reward", "none", "one place"),
-        ("algorithm.adv_estimator=no_such", "algorithm.adv_estimator", "none", "no algorithm 'no_such'"),
-        (f"{A}strategy=veomni", A + "strategy", "none", "no backend 'veomni'"),
         ("trainer.total_epochs=3", "trainer.total_epochs", "partly", "3 × (rows of the data ÷ 1024)"),
         ("trainer.total_epochs=3 trainer.total_training_steps=9", "trainer.total_epochs", "always", "decides"),
         ("trainer.logger=[console,mlflow]", "trainer.logger", "partly", "no tracker for mlflow"),
@@ -331,17 +341,21 @@ def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(es
     refused = []
     if estimator == "gae" and loss != "vanilla":
         refused, loss = [A + "policy_loss.loss_mode"], "vanilla"
-    elif estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean"):
-        refused = ["algorithm.adv_estimator"]
     if loss == "gspo" and given:
         refused.append(A + "loss_agg_mode")
 
-    name, config, told = algorithm_of(" ".join(f"{key}={value}" for key, value in keys.items()))
+    text = " ".join(f"{key}={value}" for key, value in keys.items())
+    if estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean"):
+        with pytest.raises(ConfigError, match="adv_estimator=reinforce_plus_plus: refused here"):
+            translate(read_launch(text))
+        return
+
+    name, config, told = algorithm_of(text)
 
     assert told == refused
     if loss != "vanilla":
         assert name == LOSSES[loss]
-    if name not in ("grpo", "ppo") and "algorithm.adv_estimator" not in refused:
+    if name not in ("grpo", "ppo"):
         assert config.estimator == ESTIMATORS[estimator]
     if loss not in ("sapo", "gpg", "kl_cov"):
         assert (config.clip_low, config.clip_high) == ((0.3, 0.3) if given else (0.2, 0.2))
@@ -357,7 +371,7 @@ def test_a_default_that_the_algorithm_refuses_is_told():
 
     (line,) = [line for line in done.lines if line.key == A + "loss_agg_mode"]
     assert not line.given
-    assert line.answer.note.startswith("algorithm=gspo refuses it: algorithm.average: expected seq-mean-token-mean")
+    assert line.answer.note.startswith("refused here: algorithm.average: expected seq-mean-token-mean")
     assert "algorithm.average" not in done.settings
 
 
@@ -391,17 +405,17 @@ def test_a_correction_there_is_one_here(estimator, text, expected):
 
 
 def test_an_algorithm_that_is_not_installed_is_translated_and_told(monkeypatch):
-    from rlcore_workbench.verl import accepted
+    from rlcore_workbench.verl import checked
 
     def resolve(kind, name):
         raise ConfigError(f"no {kind} named '{name}'\nType …")
 
-    monkeypatch.setattr(accepted, "resolve", resolve)
+    monkeypatch.setattr(checked, "resolve", resolve)
 
     done = translate(read_launch("algorithm.adv_estimator=rloo data.train_files=/d"))
 
     assert done.settings["algorithm"] == "rloo"
-    assert "the settings of algorithm rloo have not been checked: no algorithm named 'rloo'" in done.remarks
+    assert "the settings of algorithm=rloo have not been checked: no algorithm named 'rloo'" in done.remarks
 
 
 @pytest.mark.parametrize(
@@ -419,7 +433,7 @@ def test_values_are_read_as_hydra_reads_them(text, value):
     ("text", "words"),
     [
         ("python -m verl.trainer.main_ppo", "no setting such as"),
-        ("data.train_files='a", "cannot be read: No closing quotation"),
+        ("data.train_files='a", "cannot be read near line 1"),
     ],
 )
 def test_a_launch_that_cannot_be_read_is_refused(text, words):
@@ -434,7 +448,10 @@ def test_a_launch_that_cannot_be_read_is_refused(text, words):
             "python -m recipe.dapo.main_dapo data.train_files=/d extra.foo=1 hydra.run.dir=x --config-name=dapo",
             ["extra.foo=1", "hydra.run.dir=x", "--config-name=dapo"],
         ),
-        ("python3 my/main.py data.train_files=/d ~trainer.logger +mine.x=2", ["~trainer.logger", "+mine.x=2"]),
+        (
+            "python3 verl/trainer/main_ppo.py data.train_files=/d ~trainer.logger +mine.x=2",
+            ["~trainer.logger", "+mine.x=2"],
+        ),
         ("data.train_files=/d ~trainer.logger=1", ["~trainer.logger=1"]),
         ('A=(data.train_files=/d\n b.c=1 )\npython -m verl.trainer.main_ppo "${A[@]}" d=2', ["b.c=1", "d=2"]),
         ("python3 prepare.py --dir=/x\nN=2\npython3 -m verl.trainer.main_ppo trainer.nnodes=$N", []),
@@ -470,9 +487,10 @@ def test_the_command_can_be_pasted_into_a_shell(capsys, tmp_path):
     assert main([str(tmp_path / "run.sh"), "--command-only"]) == 1
 
     words = shlex.split(capsys.readouterr().out.replace("\\\n", ""))
-    assert words[:3] == ["rlcore", "train", "data.train=/d/a.parquet,/d/b.parquet"]
+    assert words[:2] == ["rlcore", "train"]
+    assert "data.train=/d/a.parquet,/d/b.parquet" in words
     assert "trackers=[console,{name: wandb, project: p}]" in words
-    assert "trainer.steps=$STEPS" in words
+    assert not any(word.startswith("trainer.steps") for word in words)
 
 
 def test_json_holds_every_key(capsys):
@@ -488,3 +506,200 @@ def test_json_holds_every_key(capsys):
 
 def test_defaults_of_verl_are_in_the_tables():
     assert [key for key in DEFAULTS if key not in {**SAME, **RULES}] == []
+
+
+PPO = "python3 -m verl.trainer.main_ppo "
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "torchrun --nnodes=1 -m verl.trainer.sft_trainer data.train_files=/d",
+            "verl.trainer.sft_trainer.*algorithm=sft",
+        ),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=/d optim.lr=1", "fsdp_sft_trainer.*algorithm=sft"),
+        ("python3 -m verl.trainer.main_generation data.path=/d", "runs verl.trainer.main_generation"),
+        ("python3 -m verl.trainer.main_eval data.path=/d", "runs verl.trainer.main_eval"),
+        ("python3 -m recipe.prime.main_prime data.train_files=/d", "runs recipe.prime.main_prime"),
+        ("python3 my/main.py data.train_files=/d", "runs my/main.py"),
+        ("$COMMAND data.train_files=/d", r"runs \$\{COMMAND\}"),
+        ("M=$(f)\npython3 -m $M data.train_files=/d", "runs an unknown module"),
+        (f"{PPO} data.train_files=/d\n{PPO} data.train_files=/e", "2 different launches are in it, at lines 1, 2"),
+        (f"{PPO} data.train_files=/d \\\n  # a comment\n  trainer.nnodes=2", "line 3 begins with trainer.nnodes=2"),
+        (f"{PPO} data.train_files=/d trainer.v1.trainer_mode=separate_async", "asynchronous training"),
+        (f"{PPO} data.train_files=/d async_training.partial_rollout=True", "another trainer"),
+        (f"{PPO} data.train_files=/d distillation.enabled=True", "algorithm=distillation"),
+        (f"{PPO} data.train_files=/d trainer.val_only=True", "rlcore eval"),
+        (f"{PPO} algorithm.adv_estimator=no_such", "no algorithm 'no_such'"),
+        (f"{PPO} {A}strategy=veomni", "no backend 'veomni'"),
+        (f"{PPO} model_engine=torchtitan trainer.nnodes=1", "no backend 'torchtitan'"),
+        (f"{PPO} actor@actor_rollout_ref.actor=mlite_actor trainer.nnodes=1", "no backend 'mlite'"),
+        (f"{PPO} trainer.nnodes=1 algorithm.adv_estimator=$(f)", "needs algorithm.adv_estimator, which could not be"),
+        (f"A=$(f)\n{PPO} trainer.nnodes=1 $A", "the argument .* could not be read: it is the output of a command"),
+    ],
+)
+def test_a_launch_that_would_become_something_else_is_refused(text, words):
+    with pytest.raises(ConfigError, match=re.compile(words, re.DOTALL)):
+        translate(read_launch(text))
+
+
+def test_the_line_for_supervised_fine_tuning_composes():
+    with pytest.raises(ConfigError) as refused:
+        read_launch("torchrun -m verl.trainer.sft_trainer data.train_files=/d")
+
+    line = str(refused.value).partition("rlcore train ")[2].partition("   ")[0]
+    assert compose(line.split(), complete=False).config.algorithm.name == "sft"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{A}strategy=megatron",
+        "model_engine=megatron trainer.nnodes=1",
+        f"{PPO} --config-path=config --config-name='ppo_megatron_trainer.yaml' trainer.nnodes=1",
+        f"{PPO} --config-name ppo_megatron_trainer trainer.nnodes=1",
+        f"+{A}megatron.override_transformer_config.moe_permute_fusion=True",
+    ],
+)
+def test_megatron_launches_stay_megatron(text):
+    assert settings_of(text)["backend"] == "megatron"
+
+
+def test_the_layout_of_megatron_becomes_that_of_its_backend():
+    G = A + "megatron."
+    text = (
+        f"{A}strategy=megatron {G}tensor_model_parallel_size=2 {G}pipeline_model_parallel_size=4 {G}sequence_parallel=True"
+        f" {G}virtual_pipeline_model_parallel_size=null {G}context_parallel_size=2 {G}expert_model_parallel_size=8"
+        f" {G}use_distributed_optimizer=False +{G}override_transformer_config.num_layers_in_first_pipeline_stage=5"
+        f" {G}override_transformer_config.recompute_granularity=selective {A}ulysses_sequence_parallel_size=4"
+        f" actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2 critic.megatron.tensor_model_parallel_size=4"
+    )
+
+    found, told = settings_of(text), answers(text)
+
+    assert {name: value for name, value in found.items() if name.startswith("backend.")} == {
+        "backend.tensor_parallel": 2,
+        "backend.pipeline_parallel": 4,
+        "backend.context_parallel": 2,
+        "backend.expert_parallel": 8,
+        "backend.sequence_parallel": True,
+        "backend.distributed_optimizer": False,
+        "backend.first_stage_layers": 5,
+        "backend.recompute": "selective",
+    }
+    assert found["model.gradient_checkpointing"] is True
+    assert told["actor_rollout_ref.ref.megatron.tensor_model_parallel_size"].how == "always"
+    assert told["critic.megatron.tensor_model_parallel_size"].how == "none"
+
+
+@pytest.mark.parametrize(
+    ("size", "more", "expected"),
+    [(-1, "", None), (16, "", None), (8, "", 2), (8, f" {A}ulysses_sequence_parallel_size=2", 2), (6, "", None)],
+)
+def test_the_size_of_shards_becomes_the_number_of_copies(size, more, expected):
+    text = f"trainer.nnodes=2 trainer.n_gpus_per_node=8 {A}fsdp_config.fsdp_size={size}{more}"
+
+    assert settings_of(text).get("backend.replicate") == expected
+
+
+@pytest.mark.parametrize("part", ["param", "optimizer"])
+@pytest.mark.parametrize("engine", ["fsdp_config", "megatron"])
+def test_offload_between_phases_is_not_offload_during_the_update(engine, part):
+    key = f"{A}{engine}.{part}_offload"
+
+    assert answers(f"{key}=True")[key].how == "always"
+    assert "take_turns=auto" in answers(f"{key}=True")[key].note
+    assert answers(f"{key}=True {R}free_cache_engine=False")[key].how == "none"
+    assert not any("offload" in name for name in settings_of(f"{key}=True"))
+
+
+def test_a_key_that_cannot_be_read_is_listed_and_so_are_those_that_need_it():
+    text = f"N=$(f)\n{PPO} data.train_batch_size=$N {A}ppo_mini_batch_size=64 {R}n=4"
+
+    found = answers(text)
+
+    assert found["data.train_batch_size"].note == "could not be read: it is the output of a command"
+    assert found[A + "ppo_mini_batch_size"].note.startswith("needs data.train_batch_size, which could not be read")
+    assert settings_of(text)["sampling.samples_per_prompt"] == 4
+    assert not {"trainer.prompts_per_step", "algorithm.minibatches"} & settings_of(text).keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("data.train_batch_size=0", "data.train_batch_size", "trainer.prompts_per_step"),
+        ("trainer.test_freq=each_epoch", "trainer.test_freq", "expected a whole number"),
+        (f"{A}strategy=megatron {M}lora_rank=8", M + "lora_rank", "megatron-core has no adapters"),
+        ("trainer.nnodes=$NODES", "trainer.nnodes", "the script does not set NODES"),
+    ],
+)
+def test_what_the_config_refuses_is_listed_and_not_printed(text, key, words):
+    done = translate(read_launch(f"{text} {R}name=hf"))
+
+    (line,) = [line for line in done.of("none") if line.key == key]
+    assert line.answer.note.startswith("refused here: ")
+    assert words in line.answer.note
+    compose(shlex.split(command(done.settings).replace("\\\n", ""))[2:], complete=False)
+
+
+def test_an_engine_that_is_not_here_takes_its_settings_with_it():
+    text = f"{R}name=trtllm {R}tensor_model_parallel_size=4"
+
+    assert answers(text)[R + "tensor_model_parallel_size"].how == "none"
+    assert not any(name.startswith("rollout") for name in settings_of(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "how", "settings"),
+    [
+        (f"{R}name=vllm +{R}engine_kwargs.vllm.seed=3", R + "engine_kwargs.vllm.seed", "set", {"rollout.engine_options.seed": 3}),
+        (f"{R}name=vllm {R}engine_kwargs.sglang.seed=3", R + "engine_kwargs.sglang.seed", "always", {}),
+        (f"{M}target_modules=all-linear", M + "target_modules", "always", {}),
+        (f"{M}target_modules=[q]", M + "target_modules", "none", {}),
+        (f"{A}entropy_from_logits_with_chunking=True", A + "entropy_from_logits_with_chunking", "always", {}),
+        ("reward.reward_kwargs.max_resp_len=512", "reward_model.max_resp_len", "always", {}),
+        (
+            "ray_kwargs.ray_init.runtime_env.py_executable=x",
+            "ray_kwargs.ray_init.runtime_env.py_executable",
+            "none",
+            {},
+        ),
+    ],
+)  # fmt: skip
+def test_keys_with_a_counterpart_have_one(text, key, how, settings):
+    answer = answers(text)[key]
+
+    assert (answer.how, dict(answer.settings)) == (how, settings)
+
+
+def test_the_overlong_buffer_of_reward_kwargs_is_that_of_dapo():
+    text = (
+        "algorithm.adv_estimator=grpo reward_model.reward_kwargs.overlong_buffer_cfg.enable=True"
+        " reward_model.reward_kwargs.overlong_buffer_cfg.len=64"
+    )
+
+    assert settings_of(text)["algorithm.overlong.tokens"] == 64
+
+
+def test_arguments_of_what_starts_the_trainer_are_not_settings():
+    text = f"uv run --frozen --extra vllm {PPO} data.train_files=/d"
+
+    assert translate(read_launch(text)).of("none") == []
+
+
+def test_the_printed_command_is_one_that_bash_passes_on_unchanged(capsys):
+    main([f"{PPO} data.train_files=$HOME/'a b'/x.json trainer.experiment_name='q\"r`s' trainer.logger='[\"console\"]'"])
+
+    text = capsys.readouterr().out.partition("\n\n")[0]
+    done = subprocess.run(
+        ["bash"],
+        input='rlcore() { printf "%s\\0" "$@"; }\n' + text,
+        env={"HOME": "/h"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    words = done.stdout.split("\0")
+    assert {"data.train=/h/a b/x.json", 'run.name=q"r`s', "trackers=[console]"} <= set(words)

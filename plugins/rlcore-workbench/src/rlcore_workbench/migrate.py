@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
+from rlcore_workbench.verl.checked import written
 from rlcore_workbench.verl.command import read_launch
 from rlcore_workbench.verl.translate import Line, Translation, translate
 
@@ -19,7 +21,7 @@ examples:
   rlcore migrate run_qwen2-7b.sh                         a script; nothing of it is run
   rlcore migrate run_qwen2-7b.sh --command-only > run.sh
 
-exit code: 0 every key has a counterpart, 1 some have none or not the whole of it, 2 the input cannot be read
+exit code: 0 every key has a counterpart, 1 some have none or only a part, 2 the launch is refused
 """
 _TITLES = {
     "set": "settings",
@@ -70,21 +72,13 @@ def _text(words: Sequence[str]) -> str:
 
 def command(settings: dict[str, Any]) -> str:
     """`rlcore train` with one setting a line; what a shell would change is quoted, variables stay variables."""
-    words = [_quoted(f"{name}={_written(value)}") for name, value in settings.items()]
+    words = [_quoted(f"{name}={written(value)}") for name, value in settings.items()]
     return " \\\n    ".join(["rlcore train", *words])
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(_written(item) for item in value)}]"
-    return str(value)
 
 
 def _quoted(word: str) -> str:
     if "$" in word:
-        return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return '"' + re.sub(r'([\\"`])', r"\\\1", word) + '"'
     return shlex.quote(word)
 
 
@@ -105,7 +99,7 @@ def explained(done: Translation) -> str:
 
 
 def _line(line: Line) -> str:
-    settings = " ".join(f"{name}={_written(value)}" for name, value in line.answer.settings)
+    settings = " ".join(f"{name}={written(value)}" for name, value in line.answer.settings)
     said = "; ".join(part for part in (settings, line.answer.note) if part)
     given = f"{line.key}={line.value}" if line.value else line.key
     return f"  {given:<62}  {said}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.errors import ConfigError
+from rlcore_workbench.verl.shell import Command, read_commands
+from rlcore_workbench.verl.words import Word
 
-ROOTS = (
+_ROOTS = (
     "actor_rollout_ref",
     "algorithm",
     "critic",
@@ -17,7 +19,6 @@ ROOTS = (
     "data",
     "distillation",
     "global_profiler",
-    "model_engine",
     "ray_init",
     "ray_kwargs",
     "reward",
@@ -25,14 +26,28 @@ ROOTS = (
     "trainer",
     "transfer_queue",
 )
-"""First parts of keys; what else looks like NAME=VALUE in a script is a variable of the shell."""
-_SETTING = re.compile(rf"\+*((?:{'|'.join(ROOTS)})(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+OTHER_ROOTS = ("async_training", "engine", "model", "optim", "rollout")
+"""First parts of keys that only other trainers of verl have: asynchronous ones and supervised fine-tuning."""
+TRAINER = "verl.trainer.main_ppo"
+_TRAINERS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?verl/trainer/main_ppo\.py|(recipe\.)?dapo\.main_dapo")
+"""Programs whose launches are translated: the PPO/GRPO trainer, and DAPO, which is that trainer with its own defaults."""
+_SFT = re.compile(r"(^|[._/])(fsdp_)?sft_trainer\w*(\.py)?$")
+_SETTING = re.compile(rf"\+*((?:{'|'.join(_ROOTS + OTHER_ROOTS)})(?:\.[\w@-]+)+|model_engine)=(.*)", re.DOTALL)
+_KEY = re.compile(r"(?:--|\+*)[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)*=")
 _FOREIGN = re.compile(r"\+*[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+=.*|~[A-Za-z_].*", re.DOTALL)
-"""A setting that is none of verl's, or the removal of one; no variable of a shell looks like that."""
-_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
-"""Where an array of the shell begins; arrays hold settings, too."""
-_USE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+"""A setting of something other than verl, or the removal of a setting."""
+_CONFIG_FLAGS = {
+    "--config-name": "--config-name",
+    "-cn": "--config-name",
+    "--config-path": "--config-path",
+    "-cp": "--config-path",
+}
+"""Flags of Hydra whose value is the next word."""
+_NO_LAUNCH = ("echo", "printf", "export")
+
+
+class Unreadable(ValueError):
+    """A rule asked for a key whose value could not be read."""
 
 
 @dataclass(slots=True)
@@ -40,96 +55,158 @@ class Launch:
     """The settings of a launch command, in their order."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """Key -> parsed value; the last one of a key counts, as it does there."""
+    """Key -> parsed value; the last one of a key counts, as in Hydra."""
     texts: dict[str, str] = field(default_factory=dict)
-    """Key -> value as typed, with the shell's variables filled in."""
+    """Key -> value as typed, with the script's variables filled in. Also of keys that could not be read."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Key -> why its value could not be read."""
     others: list[str] = field(default_factory=list)
-    """Arguments of the command that are no settings of verl: --config-name=x, hydra.run.dir=x, ~trainer.logger."""
+    """Arguments of the command that are not settings of verl: --config-name=x, hydra.run.dir=x, ~trainer.logger."""
     module: str = ""
     """The module or file that the command runs."""
     overridden: list[str] = field(default_factory=list)
     """Settings, as typed, that a later one of the same key replaces."""
+    remarks: list[str] = field(default_factory=list)
+    """What the reader decided about the script."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or what it is when nobody gives it."""
+        """Return the value of a key, or `default` where it is not given.
+
+        Raises:
+            Unreadable: the key is given, and its value could not be read.
+        """
+        if key in self.unreadable:
+            raise Unreadable(f"needs {key}, which could not be read: {self.unreadable[key]}")
         return self.settings.get(key, default)
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return the value of a key as typed. Raises as `get` does."""
+        self.get(key)
+        return self.texts.get(key, default)
+
+    def has(self, key: str) -> bool:
+        """Return whether the key is given, readable or not."""
+        return key in self.texts
 
 
 def read_launch(text: str) -> Launch:
     """Read the settings of a command or script.
 
     Raises:
-        ConfigError: quotes that do not close, or no setting at all.
+        ConfigError: not valid shell syntax, not exactly one launch of the PPO trainer, or an argument of it that
+            cannot be read.
     """
-    joined = re.sub(r"\\\r?\n", " ", text)
-    try:
-        words = shlex.split(joined, comments=True)
-    except ValueError as error:
-        raise ConfigError(
-            f"the command cannot be read: {error}\nQuote it as a whole, or give the script's file."
-        ) from None
-    launch, before = Launch(), ""
-    variables: dict[str, str] = {}
-    programs, in_array = [_Program("")], False
-    for word in words:
-        if before == "-m" or word.endswith(".py"):
-            programs.append(_Program(word))
-        before = word
-        if opened := _ARRAY.match(word):
-            word, in_array = word[opened.end() :], True
-        end = in_array and word.endswith(")")
-        _read(
-            expand(word[:-1] if end else word, variables), launch, variables, programs[0 if in_array else -1], in_array
-        )
-        in_array = in_array and not end
-    own = [program for program in programs[1:] if program.settings] or programs[1:][-1:]
-    launch.others = [word for program in [programs[0], *own] for word in program.others]
-    launch.module = own[-1].name if own else ""
-    if not launch.settings:
+    commands, remarks = read_commands(text)
+    launches = [_split(command) for command in commands if not _starts_with(command, _NO_LAUNCH)]
+    found = _chosen([launch for launch in launches if launch.holds_settings()])
+    launch = Launch(module=found.program, remarks=remarks)
+    for word in found.arguments:
+        _read(word, launch, found)
+    return launch
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A command that may be a launch."""
+
+    program: str
+    arguments: tuple[Word, ...]
+    line: int
+
+    def holds_settings(self) -> bool:
+        """Return whether an argument is a setting of verl."""
+        return any(_SETTING.fullmatch(word.text) for word in self.arguments)
+
+
+def _starts_with(command: Command, names: Sequence[str]) -> bool:
+    return bool(command.words) and command.words[0].text in names
+
+
+def _split(command: Command) -> _Found:
+    """Find the program in a command; what stands before it, such as torchrun, uv or ray, is not part of the launch."""
+    words = command.words
+    for i, word in enumerate(words):
+        if i and words[i - 1].text == "-m":
+            return _Found("an unknown module" if word.unreadable else word.text, words[i + 1 :], command.line)
+        if word.text.endswith(".py") and "=" not in word.text and not word.unreadable:
+            return _Found(word.text, words[i + 1 :], command.line)
+    bare = not words or _is_setting(words[0].text)
+    return _Found("" if bare else words[0].text, words, command.line)
+
+
+def _is_setting(text: str) -> bool:
+    return bool(_SETTING.fullmatch(text) or _FOREIGN.fullmatch(text))
+
+
+def _chosen(launches: Sequence[_Found]) -> _Found:
+    """Return the one launch of the PPO trainer."""
+    ours = [launch for launch in launches if not launch.program or _TRAINERS.fullmatch(launch.program)]
+    if not launches:
         raise ConfigError(
             "no setting such as data.train_files=… is in it\n"
             "Type  rlcore migrate 'python3 -m verl.trainer.main_ppo data.train_files=… …'   or the path of a script."
         )
-    return launch
+    stray = [launch for launch in launches if not launch.program]
+    if stray and len(stray) < len(launches):
+        raise ConfigError(
+            f"line {stray[0].line} begins with {stray[0].arguments[0].text}: the command before it has ended\n"
+            "End each line of the launch with a backslash and nothing after it, without comments in between."
+        )
+    if not ours:
+        raise _refusal(launches[0])
+    if any(launch.arguments != ours[0].arguments for launch in ours):
+        lines = ", ".join(str(launch.line) for launch in ours)
+        raise ConfigError(
+            f"{len(ours)} different launches are in it, at lines {lines}\n"
+            "Type  rlcore migrate 'python3 -m verl.trainer.main_ppo key=value …'   with the settings of one of them."
+        )
+    return ours[0]
 
 
-@dataclass(slots=True)
-class _Program:
-    """What one command of a script says; the one without a name: what stands before any, and in arrays."""
-
-    name: str
-    settings: int = 0
-    others: list[str] = field(default_factory=list)
-
-
-def _read(word: str, launch: Launch, variables: dict[str, str], program: _Program, in_array: bool) -> None:
-    """One word of the script: a setting, a variable, or an argument of the program."""
-    if setting := _SETTING.fullmatch(word):
-        key, value = setting[1], setting[2]
-        if key in launch.settings:
-            launch.overridden.append(f"{key}={launch.texts[key]}")
-        launch.settings[key], launch.texts[key] = parse_value(value), value
-        program.settings += not in_array
-        return
-    if variable := _VARIABLE.fullmatch(word):
-        variables[variable[1]] = variable[2]
-    begun = in_array or program.name or program.settings
-    if begun and (_FOREIGN.fullmatch(word) or word.startswith("--") or "=" in word):
-        program.others.append(word)
+def _refusal(launch: _Found) -> ConfigError:
+    first = f"line {launch.line} runs {launch.program}, and only {TRAINER} and recipe.dapo.main_dapo are translated"
+    if _SFT.search(launch.program):
+        return ConfigError(
+            f"{first}\nSupervised fine-tuning here:  rlcore train algorithm=sft backend=fsdp model.path=DIR data.train=FILE"
+            "   with the columns prompt and response in the file"
+        )
+    return ConfigError(
+        f"{first}\nIf it takes the settings of {TRAINER}, type  rlcore migrate 'python3 -m {TRAINER} key=value …'"
+    )
 
 
-def expand(text: str, variables: dict[str, str]) -> str:
-    """Fill in the variables that the script has set, and defaults as in ${NAME:-default}; others stay as they are."""
+def _read(word: Word, launch: Launch, found: _Found) -> None:
+    """Read one argument: a setting, or something else of the program."""
+    text = re.sub("[\"']", "", word.text) if word.unreadable else word.text
+    if setting := _SETTING.fullmatch(text):
+        _set(launch, setting[1], setting[2], word.unreadable)
+    elif word.unreadable:
+        if not _KEY.match(text):
+            raise ConfigError(
+                f"line {found.line}: the argument {word.text} could not be read: {word.unreadable}\n"
+                f"Type  rlcore migrate 'python3 -m {found.program or TRAINER} key=value …'   with its value written out."
+            )
+        launch.others.append(word.text)
+    elif launch.others and launch.others[-1] in _CONFIG_FLAGS:
+        launch.others[-1] = f"{_CONFIG_FLAGS[launch.others[-1]]}={word.text}"
+    elif found.program or _FOREIGN.fullmatch(word.text) or word.text.startswith("--"):
+        launch.others.append(word.text)
 
-    def value(use: re.Match[str]) -> str:
-        name = use[1] or use[3]
-        return variables.get(name, use[0] if use[2] is None else use[2])
 
-    return _USE.sub(value, text)
+def _set(launch: Launch, key: str, text: str, unreadable: str) -> None:
+    if launch.has(key):
+        launch.overridden.append(f"{key}={launch.texts.pop(key)}")
+        launch.settings.pop(key, None)
+        launch.unreadable.pop(key, None)
+    launch.texts[key] = text
+    if unreadable:
+        launch.unreadable[key] = unreadable
+    else:
+        launch.settings[key] = parse_value(text)
 
 
 def parse_value(text: str) -> Any:
-    """A value as Hydra reads it: True, 3, 1e-6, null, [a,b], text with or without quotes."""
+    """Parse a value as Hydra does: True, 3, 1e-6, null, [a,b], text with or without quotes."""
     text = text.strip()
     if text[:1] in "'\"" and text[-1:] == text[:1] and len(text) > 1:
         return text[1:-1]

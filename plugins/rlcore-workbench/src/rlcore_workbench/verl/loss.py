@@ -248,7 +248,7 @@ def _weights(launch: Launch, value: Any) -> Answer:
         return Answer("always", note="no weights unless algorithm.correction.weight is set")
     if value not in ("token", "sequence"):
         return Answer("none", note="weights are of a token or of a sequence")
-    low, _, high = launch.texts.get(CORRECTION + "rollout_is_threshold", "2.0").strip("\"'").rpartition("_")
+    low, _, high = launch.text(CORRECTION + "rollout_is_threshold", "2.0").strip("\"'").rpartition("_")
     settings = {"weight": value, "high": float(high)}
     if low:
         settings |= {"beyond": "mask", "low": float(low)}
@@ -261,7 +261,7 @@ def _rejection(launch: Launch, value: Any) -> Answer:
     name = {"seq_mean_k1": "mean_k1", "seq_mean_k3": "mean_k3", "seq_max_k3": "max_k3"}.get(value)
     if name is None:
         return Answer("none", note="responses are rejected by one of mean_k1, mean_k3, max_k3")
-    low, _, high = launch.texts.get(CORRECTION + "rollout_rs_threshold", "").strip("\"'").rpartition("_")
+    low, _, high = launch.text(CORRECTION + "rollout_rs_threshold", "").strip("\"'").rpartition("_")
     above, note = float(high), "what is rejected still counts in the mean"
     if name == "mean_k1":  # thresholds there are ratios
         above = min(math.log(float(high)), -math.log(float(low)) if low else math.inf)

@@ -9,6 +9,7 @@ from rlcore_workbench.verl.command import Launch
 from rlcore_workbench.verl.keys import NONE
 
 CUSTOM = "custom_reward_function."
+ENGINE_KWARGS = ROLLOUT + "engine_kwargs."
 TRACKERS = {"console": "console", "wandb": "wandb", "tensorboard": "tensorboard", "file": "jsonl"}
 
 
@@ -20,7 +21,7 @@ def _micro_batch(launch: Launch, value: Any) -> Answer:
 
 
 def _max_tokens(launch: Launch, value: Any) -> Answer:
-    if launch.get(ACTOR + "use_dynamic_bsz") or MICRO not in launch.settings:
+    if launch.get(ACTOR + "use_dynamic_bsz") or not launch.has(MICRO):
         return to(model__max_tokens_per_device=value)
     return Answer("always", note=f"has no effect beside {MICRO} without use_dynamic_bsz")
 
@@ -65,26 +66,19 @@ def _warmup_ratio(launch: Launch, value: Any) -> Answer:
     return to(f"{value} of {updates} optimiser steps", optimizer__warmup_steps=int(value * updates))
 
 
-def _offload(launch: Launch, value: Any) -> Answer:
-    if not value:
-        return Answer("always", note="off unless backend.cpu_offload=true")
-    settings = (("backend.cpu_offload", True),)
-    return Answer(
-        "partly", settings, "parameters, gradients and optimiser stay in host memory, while they are used too"
-    )
+def engine_options(launch: Launch, key: str, value: Any) -> Answer:
+    """Answer for an argument that verl hands to its engine as it is."""
+    engine, _, name = key.removeprefix(ENGINE_KWARGS).partition(".")
+    if engine != launch.get(ROLLOUT + "name", "vllm"):
+        return Answer("always", note=f"has no effect without {ROLLOUT}name={engine}")
+    return Answer("set", ((f"rollout.engine_options.{name}", value),))
 
 
-def _offload_reference(launch: Launch, value: Any) -> Answer:
-    if not value:
-        return Answer("always", note="off unless backend.cpu_offload=true")
-    return Answer("none", note="one setting for all models, backend.cpu_offload; it would slow down the actor too")
-
-
-def _strategy(launch: Launch, value: Any) -> Answer:
-    name = {"fsdp2": "fsdp"}.get(value, value)
-    if name in available("backend"):
-        return to(backend=name)
-    return Answer("none", note=f"no backend '{value}':  rlcore list-plugins --kind backend --all")
+def _max_response(launch: Launch, value: Any) -> Answer:
+    longest = launch.get("data.max_response_length", 512)
+    if value == longest:
+        return Answer("always", note="one place: sampling.max_response_tokens")
+    return Answer("none", note=f"the penalty is for responses near sampling.max_response_tokens={longest}")
 
 
 def _engine(launch: Launch, value: Any) -> Answer:
@@ -150,7 +144,7 @@ def _reward(launch: Launch, value: Any) -> Answer:
     """File and function, with their options."""
     place = f"{launch.get(CUSTOM + 'path')}:{launch.get(CUSTOM + 'name', 'compute_score')}"
     prefix = CUSTOM + "reward_kwargs."
-    options = {key.removeprefix(prefix): text for key, text in launch.texts.items() if key.startswith(prefix)}
+    options = {key.removeprefix(prefix): launch.text(key) for key in launch.texts if key.startswith(prefix)}
     if not launch.get(CUSTOM + "path"):
         return Answer("always", note="no function of your own")
     item = ", ".join(f"{name}: {value}" for name, value in {"name": place, **options}.items())
@@ -205,13 +199,6 @@ RULES: dict[str, Rule] = {
     ACTOR + "optim.lr_scheduler_type": _schedule,
     ACTOR + "optim.warmup_style": _schedule,
     ACTOR + "optim.lr_warmup_steps_ratio": _warmup_ratio,
-    ACTOR + "fsdp_config.param_offload": _offload,
-    ACTOR + "fsdp_config.optimizer_offload": _offload,
-    "actor_rollout_ref.ref.fsdp_config.param_offload": _offload_reference,
-    "critic.model.fsdp_config.param_offload": _offload,
-    "critic.model.fsdp_config.optimizer_offload": _offload,
-    ACTOR + "strategy": _strategy,
-    "model_engine": _strategy,
     ROLLOUT + "name": _engine,
     ROLLOUT + "val_kwargs.temperature": _val_temperature,
     ROLLOUT + "val_kwargs.do_sample": _val_sample,
@@ -226,8 +213,12 @@ RULES: dict[str, Rule] = {
     "reward_model.enable": _reward_model,
     "reward_model.model.path": _reward_model_path,
     "reward_model.reward_manager": _manager,
+    "reward_model.max_resp_len": _max_response,
     CUSTOM + "path": _reward,
     CUSTOM + "name": _reward,
+    "actor_rollout_ref.model.target_modules": only(
+        "all-linear", "adapters go to every linear layer", "backend.lora_targets takes module names"
+    ),
     "actor_rollout_ref.model.trust_remote_code": only(
         False, "code in a model directory is never run", "code in a model directory is never run"
     ),
@@ -238,6 +229,7 @@ RULES: dict[str, Rule] = {
         "processed_logprobs", "at the sampling temperature", "log-probs are those of the sampling temperature"
     ),
     "trainer.v1.trainer_mode": only("sync", "the schedule", "the schedule is sync"),
+    "distillation.enabled": only(False, "off", NONE["distillation.*"]),
     "trainer.device": only("cuda", "pools take GPUs where there are some", "pools.main.device=cpu, or cuda"),
     ROLLOUT + "multi_turn.enable": only(False, "off", NONE[ROLLOUT + "multi_turn.*"]),
     ROLLOUT + "multi_turn.max_assistant_turns": _max_turns,

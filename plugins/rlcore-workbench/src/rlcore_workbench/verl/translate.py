@@ -8,15 +8,19 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rlcore.config.compose import PLUGIN_SECTIONS
 from rlcore.errors import UserError, did_you_mean
-from rlcore_workbench.verl import loss, run
-from rlcore_workbench.verl.accepted import SECTION, Accepted, of_algorithm
-from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, ROLLOUT, Answer, Rule
-from rlcore_workbench.verl.command import Launch
+from rlcore_workbench.verl import devices, loss, run
+from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, ROLLOUT, Answer, Rule, available
+from rlcore_workbench.verl.checked import Checked, defaults_of
+from rlcore_workbench.verl.command import Launch, Unreadable
 from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
+from rlcore_workbench.verl.scope import check_algorithm, check_scope
 
-RULES: dict[str, Rule] = {**loss.RULES, **run.RULES}
+RULES: dict[str, Rule] = {**loss.RULES, **run.RULES, **devices.RULES}
 _OLD_NAMES = (
+    (r"^(reward|reward_model)\.reward_kwargs\.overlong_buffer_cfg\.", "reward_model.overlong_buffer."),
+    (r"^(reward|reward_model)\.reward_kwargs\.max_resp_len$", "reward_model.max_resp_len"),
     (r"reward\.custom_reward_function\.", "custom_reward_function."),
     (r"reward\.reward_manager\.name$", "reward_model.reward_manager"),
     (r"reward\.reward_model\.", "reward_model."),
@@ -28,6 +32,7 @@ DEFAULTS: Mapping[str, Any] = {
     ESTIMATOR: "gae",
     ACTOR + "strategy": "fsdp",
     ACTOR + "clip_ratio": 0.2,
+    devices.MEGATRON + "sequence_parallel": True,
     ACTOR + "clip_ratio_c": 3.0,
     ACTOR + "loss_agg_mode": "token-mean",
     ACTOR + "policy_loss.kl_cov_ratio": 0.0002,
@@ -49,9 +54,11 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.test_freq": -1,
     "trainer.total_epochs": 30,
 }
-"""What verl does when nothing is said, where rlcore does something else."""
+"""Defaults of verl that differ from rlcore's."""
 _FIXED = (("model.precision", "bfloat16"),)
-"""Always so there."""
+"""Settings without a key in verl."""
+_OWN_FILES = re.compile(r"--config-name=(ppo|dapo)(_megatron)?_trainer(\.yaml)?|--config-path=(\./)?config")
+"""Config files of verl and DAPO, whose contents DEFAULTS covers."""
 DEFAULT_REWARD = "verl.utils.reward_score:default_compute_score"
 
 
@@ -80,21 +87,32 @@ class Translation:
 
 
 def translate(launch: Launch) -> Translation:
-    """Every key gets its line; settings come in the order of the keys, then those of verl's defaults."""
+    """Give every key its line; settings come in the order of the keys, then those of verl's defaults.
+
+    Raises:
+        ConfigError: a launch of another trainer, algorithm or backend than those of rlcore.
+    """
     launch = _renamed(launch)
+    check_scope(launch)
     done = Translation()
     sources: dict[str, str] = {}
-    for key, value in launch.settings.items():
-        _add(done, sources, Line(key, launch.texts[key], answer_of(launch, key, value)))
+    for key, text in launch.texts.items():
+        _add(done, sources, Line(key, text, answer_of(launch, key)))
     for key, value in DEFAULTS.items():
-        if key not in launch.settings and not (
-            key.startswith(ROLLOUT + "gpu") and launch.get(ROLLOUT + "name") == "hf"
-        ):
+        if not launch.has(key):
             answer = answer_of(launch, key, value)
             new = tuple(pair for pair in answer.settings if pair[0] not in done.settings)
             if new or answer.how == "partly":
                 _add(done, sources, Line(key, str(value), Answer(answer.how, new, answer.note), given=False))
-    _ask_the_algorithm(done)
+    _add_fixed(done)
+    _check(done)
+    check_algorithm(done.lines)
+    done.remarks += _remarks(launch, done.settings)
+    done.lines += [Line(text, "", _other(text)) for text in launch.others]
+    return done
+
+
+def _add_fixed(done: Translation) -> None:
     for setting, value in _FIXED:
         done.settings.setdefault(setting, value)
     if "reward" not in done.settings:
@@ -103,32 +121,52 @@ def translate(launch: Launch) -> Translation:
             "reward: verl chooses by the column data_source. Its own function is taken, which needs verl installed where"
             " rewards are scored; or write one with the parameters (data_source, solution_str, ground_truth, extra_info)"
         )
-    if "/" in str(launch.get("actor_rollout_ref.model.path", "")) and not str(done.settings["model.path"]).startswith(
-        ("/", ".", "~", "$")
-    ):
-        path = done.settings["model.path"]
-        done.remarks.append(f"model.path is a directory; nothing is downloaded:  hf download {path} --local-dir {path}")
-    done.remarks += [f"{text}: given again later, and the later one counts" for text in launch.overridden]
-    done.remarks += [f"variable not known here: {text}" for text in _unknown_variables(done.settings)]
+
+
+def _remarks(launch: Launch, settings: Mapping[str, Any]) -> list[str]:
+    """Return what the user must know before running the command."""
+    found = list(launch.remarks)
+    path = str(settings.get("model.path", ""))
+    if "/" in path and not path.startswith(("/", ".", "~", "$")):
+        found.append(f"model.path is a directory; nothing is downloaded:  hf download {path} --local-dir {path}")
+    found += [f"{text}: given again later, and the later one counts" for text in launch.overridden]
+    found += [f"variable not known here: {name}={value}" for name, value in settings.items() if "$" in str(value)]
     if launch.module and not launch.module.startswith("verl."):
-        done.remarks.append(f"{launch.module}: its own defaults and config files are not known here, verl's are taken")
-    done.lines += [Line(text, "", Answer("none", note=_other(text))) for text in launch.others]
-    return done
+        found.append(f"{launch.module}: its own defaults and config files are not known here, verl's are taken")
+    return found
 
 
-def _other(text: str) -> str:
+def _other(text: str) -> Answer:
     if text.startswith("~"):
-        return "removes a setting there; leave out the setting that it had become here"
+        return Answer("none", note="removes a setting there; leave out the setting that it had become here")
+    if _OWN_FILES.fullmatch(text):
+        return Answer("always", note="a config file of verl, whose defaults are known")
     if text.startswith("--config"):
-        return "what this config file sets is not read: give it as key=value"
-    return "no setting of verl"
+        return Answer("none", note="the settings in this config file are not read: give them as key=value")
+    if text.startswith("$"):
+        return Answer("none", note="the script does not set this variable; what it adds is not translated")
+    return Answer("none", note="no setting of verl")
 
 
-def answer_of(launch: Launch, key: str, value: Any) -> Answer:
-    """What becomes of one key."""
-    answer = _answer(launch, key, value)
-    if launch.get(ROLLOUT + "name") == "hf" and any(name.startswith("rollout.") for name, _ in answer.settings):
+def answer_of(launch: Launch, key: str, default: Any = None) -> Answer:
+    """Return what becomes of one key; `default` is its value where the launch does not give it."""
+    if key in launch.unreadable:
+        return Answer("none", note=f"could not be read: {launch.unreadable[key]}")
+    try:
+        answer = _answer(launch, key, launch.get(key, default))
+        if not any(name.startswith("rollout.") for name, _ in answer.settings):
+            return answer
+        return _for_engine(launch.get(ROLLOUT + "name", DEFAULTS[ROLLOUT + "name"]), answer)
+    except Unreadable as error:
+        return Answer("none", note=str(error))
+
+
+def _for_engine(engine: str, answer: Answer) -> Answer:
+    """Keep the settings of an engine that has them."""
+    if engine == "hf":
         return Answer("always", note="the engine hf runs in the trainer's precision and has no such setting")
+    if engine not in available("rollout"):
+        return Answer("none", note=f"a setting of the engine {engine}, which is not here")
     return answer
 
 
@@ -136,6 +174,8 @@ def _answer(launch: Launch, key: str, value: Any) -> Answer:
     if key in RULES:
         try:
             return RULES[key](launch, value)
+        except Unreadable:
+            raise
         except (TypeError, ValueError, ZeroDivisionError):
             return _unreadable(value)
     if key in SAME:
@@ -146,6 +186,8 @@ def _answer(launch: Launch, key: str, value: Any) -> Answer:
             return Answer("set", ((setting, written(value)),))
         except (TypeError, ValueError):
             return Answer("set", ((setting, value),))  # a variable of the shell, such as $LR
+    if key.startswith(run.ENGINE_KWARGS):
+        return run.engine_options(launch, key, value)
     if key.startswith(run.CUSTOM + "reward_kwargs."):
         return Answer("set", note="an option of the reward")
     for how, table in (("always", ALWAYS), ("none", NONE)):
@@ -173,44 +215,49 @@ def _add(done: Translation, sources: dict[str, str], line: Line) -> None:
     done.lines.append(line)
 
 
-def _ask_the_algorithm(done: Translation) -> None:
-    """What it refuses is taken back and told; a default of verl that is its own, too, needs no word."""
-    name = done.settings.get("algorithm", "grpo")
-    try:
-        algorithm = Accepted(name)
-    except UserError as error:
-        done.remarks.append(f"the settings of algorithm {name} have not been checked: {str(error).splitlines()[0]}")
-        return
-    reasons = algorithm.offer_all([of_algorithm(line.answer.settings) for line in done.lines])
+def _check(done: Translation) -> None:
+    """Remove what rlcore refuses, with the reason, and the defaults that the algorithm has by itself."""
+    chosen: dict[str, Any] = {
+        section: done.settings[section] for section in PLUGIN_SECTIONS if section in done.settings
+    }
+    checked = Checked(chosen)
+    reasons = checked.offer_all([dict(line.answer.settings) for line in done.lines])
+    own = _own_settings(str(chosen.get("algorithm", "")))
     lines = []
     for line, reason in zip(done.lines, reasons, strict=True):
-        settings, own = line.answer.settings, of_algorithm(line.answer.settings)
+        settings = line.answer.settings
         if reason:
-            settings = tuple(pair for pair in settings if pair[0].removeprefix(SECTION) not in own)
-            note = f"algorithm={name} refuses it: {reason}"
-            line = replace(line, answer=Answer("partly" if settings else "none", settings, note))
-        elif not line.given and own:
-            settings = tuple(pair for pair in settings if algorithm.own.get(pair[0].removeprefix(SECTION)) != pair[1])
+            line = replace(line, answer=Answer("none", note=f"refused here: {reason}"))
+        elif not line.given and settings:
+            settings = tuple(pair for pair in settings if pair not in own)
             if not settings:
                 continue
             line = replace(line, answer=replace(line.answer, settings=settings))
         lines.append(line)
     done.lines = lines
-    kept = {setting for line in lines for setting, _ in line.answer.settings}
+    done.remarks += checked.remarks
+    kept = (
+        {setting for line in lines for setting, _ in line.answer.settings} | {name for name, _ in _FIXED} | {"reward"}
+    )
     done.settings = {setting: value for setting, value in done.settings.items() if setting in kept}
 
 
+def _own_settings(algorithm: str) -> list[tuple[str, Any]]:
+    try:
+        return [(f"algorithm.{name}", value) for name, value in defaults_of("algorithm", algorithm).items()]
+    except UserError:
+        return []  # not installed, which `Checked` reports
+
+
 def _renamed(launch: Launch) -> Launch:
-    """The launch under the names that the tables know."""
-    names = {}
-    for key in launch.settings:
-        name = key
-        for pattern, known in _OLD_NAMES:
-            name = re.sub(pattern, known, name)
-        names[key] = name
-    settings = {names[key]: value for key, value in launch.settings.items()}
-    return replace(launch, settings=settings, texts={names[key]: text for key, text in launch.texts.items()})
+    """Return the launch under the names that the tables know."""
 
+    def known(key: str) -> str:
+        for pattern, name in _OLD_NAMES:
+            key = re.sub(pattern, name, key)
+        return key
 
-def _unknown_variables(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in settings.items() if "$" in str(value)]
+    settings = {known(key): value for key, value in launch.settings.items()}
+    texts = {known(key): text for key, text in launch.texts.items()}
+    unreadable = {known(key): reason for key, reason in launch.unreadable.items()}
+    return replace(launch, settings=settings, texts=texts, unreadable=unreadable)

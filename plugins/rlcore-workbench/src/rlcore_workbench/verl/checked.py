@@ -1,0 +1,102 @@
+"""Check settings as `rlcore train` would: compose the config of the run, and build the Config of each chosen plugin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcore.config.build import build_plugin, flatten, type_of
+from rlcore.config.compose import PLUGIN_SECTIONS, compose
+from rlcore.config.schema import Choice, Config
+from rlcore.errors import UserError
+from rlcore.registry import resolve
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_ITEMS = ("reward", "trackers")
+"""Sections whose one value holds names and texts."""
+
+
+class Checked:
+    """The settings that rlcore accepts. They are offered in parts; a part that is refused leaves the others."""
+
+    def __init__(self, chosen: Mapping[str, Any]) -> None:
+        """`chosen` has the names of the plugins. Those that are not installed are left out of the check."""
+        self.settings: dict[str, Any] = {}
+        self.remarks: list[str] = []
+        self._skipped: set[str] = set()
+        for section in PLUGIN_SECTIONS:
+            if section in chosen:
+                self._choose(section, str(chosen[section]))
+
+    def _choose(self, section: str, name: str) -> None:
+        try:
+            resolve(section, name)
+        except UserError as error:
+            self._skipped.add(section)
+            self.remarks.append(f"the settings of {section}={name} have not been checked: {_first_line(error)}")
+        else:
+            self.settings[section] = name
+
+    def offer(self, part: Mapping[str, Any]) -> str:
+        """Take a part; return the reason where it is refused, else an empty text."""
+        settings = {**self.settings, **part}
+        try:
+            self._build(settings)
+        except UserError as error:
+            return _first_line(error)
+        self.settings = settings
+        return ""
+
+    def offer_all(self, parts: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the reason for each part that is refused. A part may need another one that comes later."""
+        if not self.offer({name: value for part in parts for name, value in part.items()}):
+            return [""] * len(parts)
+        reasons, left = [""] * len(parts), list(range(len(parts)))
+        while left:
+            for i in left:
+                reasons[i] = self.offer(parts[i])
+            refused = [i for i in left if reasons[i]]
+            if refused == left:
+                break
+            left = refused
+        return reasons
+
+    def _build(self, settings: Mapping[str, Any]) -> None:
+        words = []
+        for name, value in settings.items():
+            _check_variables(name, value)
+            if name not in self._skipped:
+                words.append(f"{name}={_VARIABLE.sub('variable', written(value))}")
+        config = compose(words, complete=False).config
+        for section in PLUGIN_SECTIONS:
+            choice = getattr(config, section)
+            if choice.name and section not in self._skipped:
+                build_plugin(section, choice, resolve(section, choice.name).object)
+
+
+def defaults_of(section: str, name: str) -> dict[str, Any]:
+    """Return a plugin's own defaults, without the name of the section. Raises UserError where it is not installed."""
+    return flatten(build_plugin(section, Choice(name=name), resolve(section, name).object))
+
+
+def written(value: Any) -> str:
+    """Write a value as it is typed on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    return str(value)
+
+
+def _check_variables(name: str, value: Any) -> None:
+    """Refuse a variable of the environment where text does not do."""
+    unset = _VARIABLE.findall(str(value))
+    if unset and name not in _ITEMS and type_of(Config, name) is not str:
+        raise UserError(f"the script does not set {', '.join(unset)}, and {name} needs a value")
+
+
+def _first_line(error: UserError) -> str:
+    return str(error).splitlines()[0]

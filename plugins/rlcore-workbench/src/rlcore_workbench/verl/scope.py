@@ -1,0 +1,74 @@
+"""Launches that `rlcore migrate` refuses as a whole, because the command would train something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlcore.errors import ConfigError
+from rlcore_workbench.verl.answer import ESTIMATOR, available
+from rlcore_workbench.verl.command import OTHER_ROOTS, TRAINER, Launch, Unreadable
+from rlcore_workbench.verl.devices import backend_of
+from rlcore_workbench.verl.loss import chosen
+
+if TYPE_CHECKING:
+    from rlcore_workbench.verl.translate import Line
+
+_KINDS = "  rlcore list-plugins --all"
+
+
+def check_scope(launch: Launch) -> None:
+    """Refuse a launch of another trainer, algorithm or backend.
+
+    Raises:
+        ConfigError: with the key that decides it.
+    """
+    try:
+        _check_trainer(launch)
+        _check_plugin("algorithm", chosen(launch)[0], ESTIMATOR)
+        _check_plugin("backend", backend_of(launch), "strategy or model_engine")
+    except Unreadable as error:
+        raise ConfigError(
+            f"the launch {error}\nGive that key its value in a command:  rlcore migrate 'key=value …'"
+        ) from None
+
+
+def _check_trainer(launch: Launch) -> None:
+    if foreign := [key for key in launch.texts if key.partition(".")[0] in OTHER_ROOTS]:
+        raise ConfigError(
+            f"{foreign[0]} is a setting of another trainer than {TRAINER}\n"
+            f"Leave out  {', '.join(foreign)}  if the launch is one of {TRAINER}."
+        )
+    mode = launch.get("trainer.v1.trainer_mode", "sync")
+    if mode != "sync":
+        raise ConfigError(
+            f"trainer.v1.trainer_mode={mode}: asynchronous training is not translated\n"
+            "For the same algorithm in synchronous steps type  trainer.v1.trainer_mode=sync"
+        )
+    if launch.get("distillation.enabled"):
+        raise ConfigError(
+            "distillation.enabled=True: on-policy distillation is not translated\n"
+            "It is an algorithm here:  rlcore config algorithm=distillation"
+        )
+    if launch.get("trainer.val_only"):
+        raise ConfigError(
+            "trainer.val_only=True: the launch evaluates and does not train\nType  rlcore eval DIR key=value"
+        )
+
+
+def _check_plugin(kind: str, name: str, key: str) -> None:
+    if name not in available(kind):
+        raise ConfigError(f"{key}: no {kind} '{name}'\nTo see what there is:{_KINDS} --kind {kind}")
+
+
+def check_algorithm(lines: Sequence[Line]) -> None:
+    """Refuse a launch whose estimator and loss do not go together here.
+
+    Raises:
+        ConfigError: with what the algorithm says.
+    """
+    for line in lines:
+        if line.key == ESTIMATOR and line.answer.how == "none":
+            raise ConfigError(
+                f"{ESTIMATOR}={line.value}: {line.answer.note}\nTo see the algorithms:{_KINDS} --kind algorithm"
+            )
