@@ -151,6 +151,7 @@ VALUES = {
     "algorithm.adv_estimator": "gae",
     "algorithm.kl_ctrl.type": "adaptive",
     "model_engine": "fsdp",
+    A + "policy_loss.loss_mode": "vanilla",
     A + "megatron.override_transformer_config.recompute_granularity": "full",
     A + "megatron.use_distributed_optimizer": "True",
     A + "megatron.sequence_parallel": "True",
@@ -338,15 +339,12 @@ GIVEN = {
 def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(estimator, loss, given):
     pytest.importorskip("rlcore_algorithms")
     keys = {"algorithm.adv_estimator": estimator, A + "policy_loss.loss_mode": loss, **given}
-    refused = []
-    if estimator == "gae" and loss != "vanilla":
-        refused, loss = [A + "policy_loss.loss_mode"], "vanilla"
-    if loss == "gspo" and given:
-        refused.append(A + "loss_agg_mode")
-
+    refused = [A + "loss_agg_mode"] if loss == "gspo" and given else []
     text = " ".join(f"{key}={value}" for key, value in keys.items())
-    if estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean"):
-        with pytest.raises(ConfigError, match="adv_estimator=reinforce_plus_plus: refused here"):
+    if (estimator == "gae" and loss != "vanilla") or (
+        estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean")
+    ):
+        with pytest.raises(ConfigError, match=r"loss_mode=|adv_estimator=reinforce_plus_plus: refused here"):
             translate(read_launch(text))
         return
 
@@ -532,6 +530,7 @@ PPO = "python3 -m verl.trainer.main_ppo "
         (f"{PPO} data.train_files=/d distillation.enabled=True", "algorithm=distillation"),
         (f"{PPO} data.train_files=/d trainer.val_only=True", "rlcore eval"),
         (f"{PPO} algorithm.adv_estimator=no_such", "no algorithm 'no_such'"),
+        (f"{PPO} algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=dppo_tv", "no algorithm has the loss 'dppo_tv'"),
         (f"{PPO} {A}strategy=veomni", "no backend 'veomni'"),
         (f"{PPO} model_engine=torchtitan trainer.nnodes=1", "no backend 'torchtitan'"),
         (f"{PPO} actor@actor_rollout_ref.actor=mlite_actor trainer.nnodes=1", "no backend 'mlite'"),

@@ -99,4 +99,4 @@ def _check_variables(name: str, value: Any) -> None:
 
 
 def _first_line(error: UserError) -> str:
-    return str(error).splitlines()[0]
+    return str(error).splitlines()[0].rstrip(":")

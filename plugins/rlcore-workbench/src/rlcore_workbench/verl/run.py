@@ -141,7 +141,7 @@ def _resume(launch: Launch, value: Any) -> Answer:
 
 
 def _reward(launch: Launch, value: Any) -> Answer:
-    """File and function, with their options."""
+    """Return the file and the function of the reward, with its options."""
     place = f"{launch.get(CUSTOM + 'path')}:{launch.get(CUSTOM + 'name', 'compute_score')}"
     prefix = CUSTOM + "reward_kwargs."
     options = {key.removeprefix(prefix): launch.text(key) for key in launch.texts if key.startswith(prefix)}

@@ -9,7 +9,7 @@ from rlcore.errors import ConfigError
 from rlcore_workbench.verl.answer import ESTIMATOR, available
 from rlcore_workbench.verl.command import OTHER_ROOTS, TRAINER, Launch, Unreadable
 from rlcore_workbench.verl.devices import backend_of
-from rlcore_workbench.verl.loss import chosen
+from rlcore_workbench.verl.loss import LOSS, chosen
 
 if TYPE_CHECKING:
     from rlcore_workbench.verl.translate import Line
@@ -62,13 +62,13 @@ def _check_plugin(kind: str, name: str, key: str) -> None:
 
 
 def check_algorithm(lines: Sequence[Line]) -> None:
-    """Refuse a launch whose estimator and loss do not go together here.
+    """Refuse a launch whose estimator or loss has no counterpart, as the command would train with another one.
 
     Raises:
-        ConfigError: with what the algorithm says.
+        ConfigError: with the reason.
     """
     for line in lines:
-        if line.key == ESTIMATOR and line.answer.how == "none":
+        if line.key in (ESTIMATOR, LOSS) and line.answer.how == "none":
             raise ConfigError(
-                f"{ESTIMATOR}={line.value}: {line.answer.note}\nTo see the algorithms:{_KINDS} --kind algorithm"
+                f"{line.key}={line.value}: {line.answer.note}\nTo see the algorithms:{_KINDS} --kind algorithm"
             )
