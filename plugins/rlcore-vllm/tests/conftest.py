@@ -1,14 +1,14 @@
-"""One thread, no network, small models that vLLM's CPU kernels take, and one engine for tests that share it."""
+"""One thread, no network, small models that vLLM's CPU kernels take, and both of vLLM's schedulers."""
 
 import asyncio
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-from pathlib import Path
 
 import pytest
 from rlcore_vllm import VLLMConfig, VLLMRollout
@@ -19,7 +19,21 @@ from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing.model import small_model as make_small_model
 from rlcore.types import Request, Sampling
 
+_PLUGIN = str(Path(__file__).parent / "async_scheduling")
+sys.path.append(_PLUGIN)
+# Servers and Ray's workers inherit this one.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _PLUGIN)))
+SCHEDULING = "RLCORE_TEST_ASYNC_SCHEDULING"
+"""Environment variable; with 1, engines schedule asynchronously, as on a GPU. See async_scheduling/."""
 ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS", Path(__file__).parents[4] / "shared"))
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def scheduling(request):
+    """Run the tests with each of vLLM's schedulers. Its default is sync on CPUs and async on GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SCHEDULING, "1" if request.param == "async" else "0")
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,21 @@ def save_tiny(family, directory, tokenizer, seed=0, tied=None):
     return str(directory)
 
 
+def flattened(path):
+    """The model with all logits halved; keys and values are the same, so it can go on with those of the original."""
+    model = load_model(path).requires_grad_(False)
+    model.model.norm.weight.mul_(0.5)
+    return model
+
+
+@torch.no_grad()
+def teacher_forced(model, prompt, sample):
+    """Log-probs [T] that a model gives the tokens of a sample."""
+    ids = torch.tensor([[*prompt, *sample.token_ids]])
+    scores = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return scores.gather(1, ids[0, len(prompt) :, None]).squeeze(1).tolist()
+
+
 def save_widened_story(source, directory):
     """The story model with heads of 32 dimensions instead of 8, computing the same.
 

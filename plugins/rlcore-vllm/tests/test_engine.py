@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 from conftest import collect, make_hf, make_vllm, requests_of, run, tokens
-from models import save_tiny
+from models import flattened, save_tiny, teacher_forced
 
 from rlcore.errors import InfrastructureError, ModelError, NumericalError
 from rlcore.models.load import load_model
 from rlcore.testing.rollout import weights
 
+pytestmark = pytest.mark.usefixtures("scheduling")
 PROMPT = list(range(4, 40))
 
 
@@ -22,7 +23,7 @@ def model(tmp_path_factory, small_model):
 
 
 @pytest.fixture(scope="module")
-def shared(model):
+def shared(model, scheduling):
     engine = make_vllm(model)
     yield engine
     engine.close()
@@ -101,6 +102,50 @@ def test_in_place_a_response_goes_on_with_the_keys_and_values_that_it_has(model)
     assert (tokens, log_probs) != (anew, pytest.approx(other, abs=2e-3)), "the models are too alike to tell"
     assert list(again.token_ids) == list(fresh.token_ids), "old keys and values were found by a later request"
     assert list(again.log_probs) == pytest.approx(list(fresh.log_probs), abs=1e-5)
+
+
+def sampled(engine, num_tokens):
+    """(request, its sample): a response of at least so many tokens, drawn at temperature 1."""
+    for seed in range(50):
+        asked = requests_of([PROMPT], seed=seed, temperature=1.0, max_response_tokens=60)
+        sample = run(engine, asked)[0]
+        if len(sample.token_ids) >= num_tokens:
+            return asked, sample
+    raise AssertionError("the model ends every response early")
+
+
+def test_the_engine_schedules_as_asked(engine, scheduling):
+    config = engine._engine._engine.vllm_config.scheduler_config
+    assert config.async_scheduling == (scheduling == "async")
+
+
+@pytest.mark.parametrize("pause", ["retract", "in_place"])
+def test_an_update_changes_no_seeded_response_if_the_weights_are_the_same(model, pause):
+    engine = make_vllm(model, pause=pause)
+    try:
+        asked, undisturbed = sampled(engine, 40)
+        sample = asyncio.run(interrupted(engine, asked, load_model(model)))[0]
+    finally:
+        engine.close()
+
+    assert set(sample.token_versions) == {0, 7}
+    assert list(sample.token_ids) == list(undisturbed.token_ids)
+    assert list(sample.log_probs) == pytest.approx(list(undisturbed.log_probs), abs=1e-4)
+
+
+@pytest.mark.parametrize("pause", ["retract", "in_place"])
+def test_every_token_of_a_response_is_labelled_with_the_weights_that_drew_it(model, pause):
+    engine, flatter = make_vllm(model, pause=pause), flattened(model)
+    try:
+        asked, _ = sampled(engine, 40)
+        sample = asyncio.run(interrupted(engine, asked, flatter))[0]
+    finally:
+        engine.close()
+
+    log_probs = {0: teacher_forced(load_model(model), PROMPT, sample), 7: teacher_forced(flatter, PROMPT, sample)}
+    assert set(sample.token_versions) == {0, 7}
+    of_its_version = [log_probs[version][i] for i, version in enumerate(sample.token_versions)]
+    assert list(sample.log_probs) == pytest.approx(of_its_version, abs=2e-4)
 
 
 def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhile(engine, model):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import collect, make_hf, requests_of, run, tokens
+from models import flattened, save_tiny, teacher_forced
 from rlcore_vllm import VLLMConfig, VLLMRollout
 from rlcore_vllm import server as server_module
 
@@ -55,6 +56,21 @@ def end(process):
 @pytest.fixture(scope="module")
 def server(small_model, tmp_path_factory):
     process, url = start(small_model, tmp_path_factory.mktemp("server") / "log")
+    yield url
+    end(process)
+
+
+@pytest.fixture(scope="module")
+def llama(small_model, tmp_path_factory):
+    """A model that draws long responses."""
+    return save_tiny("Llama", tmp_path_factory.mktemp("llama"), small_model)
+
+
+@pytest.fixture(scope="module")
+def server_of_llama(llama, scheduling, tmp_path_factory):
+    process, url = start(llama, tmp_path_factory.mktemp("server") / "log")
+    config = Server(url, "vLLM", 60.0).call("GET", "/server_info?config_format=json")["vllm_config"]
+    assert config["scheduler_config"]["async_scheduling"] == (scheduling == "async")
     yield url
     end(process)
 
@@ -272,6 +288,36 @@ def test_what_is_in_flight_at_a_server_is_read_again_or_goes_on_in_place(server,
     assert posted.count("/reset_prefix_cache?reset_running_requests=true") == in_place, (
         "once, when the last that used the old ones has ended"
     )
+
+
+@pytest.mark.parametrize("pause", ["retract", "in_place"])
+def test_every_token_from_a_server_is_labelled_with_the_weights_that_drew_it(server_of_llama, llama, pause):
+    engine, flatter = connect(llama, server_of_llama, pause=pause), flattened(llama)
+    prompts = [[3 + i] for i in range(9)]
+    short, *long = requests_of(prompts, temperature=1.0, max_response_tokens=100)
+    short = replace(short, sampling=replace(short.sampling, max_response_tokens=2))
+
+    async def updated_after_the_first():
+        samples = []
+        async for sample in engine.generate([short, *long]):
+            if not samples:
+                engine.load_weights(iter(flatter.named_parameters()), 7)
+            samples.append(sample)
+        return samples
+
+    for _ in range(10):  # a busy machine may see the first sample when all have finished
+        engine.load_weights(iter(weights(llama)), 0)
+        samples = asyncio.run(asyncio.wait_for(updated_after_the_first(), 60))
+        cut = [sample for sample in samples if sample.token_versions]
+        if cut:
+            break
+
+    assert cut, "no response was in flight during the update"
+    for sample in cut:
+        prompt = prompts[sample.request_id]
+        log_probs = {0: teacher_forced(load_model(llama), prompt, sample), 7: teacher_forced(flatter, prompt, sample)}
+        of_its_version = [log_probs[version][i] for i, version in enumerate(sample.token_versions)]
+        assert list(sample.log_probs) == pytest.approx(of_its_version, abs=2e-4)
 
 
 def test_old_keys_and_values_that_a_server_does_not_drop_serve_nobody(server, small_model, monkeypatch):

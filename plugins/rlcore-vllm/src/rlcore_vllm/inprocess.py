@@ -85,7 +85,8 @@ class InProcess:
             self._abort(list(asked))
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights; what is in flight is read again under them, or goes on in place."""
+        """Replace all weights. Sequences in flight are prefilled again under them, or go on in place."""
+        self._finish_batches()
         if self._adapter:
             self._load_adapter(weights)
         else:
@@ -124,6 +125,16 @@ class InProcess:
         if not self._is_cpu:
             gc.collect()
             torch.cuda.empty_cache()
+
+    def _finish_batches(self) -> None:
+        """Process the batches that vLLM has launched ahead, as it does on a GPU.
+
+        Their tokens are drawn already: they belong to the present weights, and their seeds' draws are spent.
+        """
+        self._engine.sleep(0, mode="keep")  # schedule nothing more
+        for _ in range(self._engine.vllm_config.max_concurrent_batches):
+            self._step()
+        self._engine.wake_up(["scheduling"])
 
     def _drop_cache(self) -> None:
         """Forget keys and values of old weights; sequences that use them are read again."""
