@@ -57,7 +57,9 @@ class Rollout(Protocol):
         """Free the device for training. May be called twice."""
 
     def wake(self) -> None:
-        """Be ready to generate again. May be called twice."""
+        """Be ready to generate again. May be called twice.
+
+        New weights often come next. To leave room for them, claim memory for the KV cache in the next `generate`."""
 
     def close(self) -> None:
         """End the engine and everything that it started. May be called twice."""

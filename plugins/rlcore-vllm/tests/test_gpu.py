@@ -63,6 +63,8 @@ def test_an_engine_that_sleeps_gives_its_memory_back_and_wakes_with_its_weights(
         engine.wake()
         total = torch.cuda.mem_get_info()[1]
         assert awake - asleep > SHARE * total / 2, "keys and values are most of what it takes"
+        engine.load_weights(iter(changed_weights(small_model, 1.0)), 1)
+        assert awake - used() > SHARE * total / 2, "keys and values must wait for the first request"
         assert tokens(run(engine, requests_of(PROMPTS))) == wanted
         assert used() == pytest.approx(awake, rel=0.1)
     finally:

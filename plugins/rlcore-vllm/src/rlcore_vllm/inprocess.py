@@ -62,7 +62,9 @@ class InProcess:
     async def generate(
         self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
     ) -> AsyncIterator[Sample]:
-        """Samples as they finish; closing aborts the rest."""
+        """Yield samples as they finish; closing aborts the rest."""
+        if self._engine.is_sleeping():  # `wake` woke the weights only
+            self._engine.wake_up(["kv_cache"])
         if self._stale and not self._outboxes:
             self._drop_cache()
         outbox: list[Any] = []
@@ -103,13 +105,14 @@ class InProcess:
         self._paused = False
 
     def sleep(self) -> None:
-        """Weights to host memory, keys and values forgotten. On a CPU there is nothing to free."""
+        """Move the weights to host memory and drop keys and values. On a CPU there is nothing to free."""
         if not self._is_cpu:
             self._engine.sleep(1)
 
     def wake(self) -> None:
+        """Bring the weights back. `generate` brings back the cache, after an update has used the memory in between."""
         if not self._is_cpu:
-            self._engine.wake_up()
+            self._engine.wake_up(["weights"])
 
     def close(self) -> None:
         global _live_engines

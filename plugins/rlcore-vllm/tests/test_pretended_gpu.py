@@ -1,0 +1,71 @@
+"""What is particular to GPUs, on a machine without one: vLLM's sleep allocator over memory that does not exist."""
+
+from types import SimpleNamespace
+
+import pytest
+from conftest import make_vllm, requests_of, run, tokens
+
+from rlcore.testing.rollout import weights
+
+
+@pytest.fixture(scope="module")
+def on_cpu(small_model):
+    """An engine. vLLM is imported with it, so the other imports are in functions."""
+    engine = make_vllm(small_model)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def mapped(on_cpu, monkeypatch):
+    """Tags of the allocations that have device memory: one for the weights, one for keys and values."""
+    from vllm.device_allocator import AllocationData, cumem
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    tags, names = {"weights", "kv_cache"}, {1: "weights", 2: "kv_cache"}
+    monkeypatch.setattr(cumem, "create_and_map", lambda handle: tags.add(names[handle[2]]))
+    monkeypatch.setattr(cumem, "unmap_and_release", lambda handle: tags.remove(names[handle[2]]))
+    monkeypatch.setattr(cumem, "libcudart", SimpleNamespace(cudaMemcpy=lambda *arguments: None))
+    monkeypatch.setattr(cumem, "PIN_MEMORY", False)
+    allocator = cumem.CuMemAllocator()
+    allocator.pointer_to_data = {pointer: AllocationData((0, 64, pointer, 0), tag) for pointer, tag in names.items()}
+    monkeypatch.setattr(CPUWorker, "sleep", lambda self, level: allocator.sleep(offload_tags="weights"))
+    monkeypatch.setattr(CPUWorker, "wake_up", lambda self, tags: allocator.wake_up(tags))
+    return tags
+
+
+@pytest.fixture
+def engine(on_cpu, mapped, monkeypatch):
+    monkeypatch.setattr(on_cpu._engine, "_is_cpu", False)
+    return on_cpu
+
+
+def test_new_weights_come_before_keys_and_values_take_their_memory(engine, small_model, mapped):
+    asked, seen = requests_of([[3, 4], [5]]), []
+    wanted = tokens(run(engine, asked))
+
+    def watched():
+        for pair in weights(small_model):
+            seen.append(set(mapped))
+            yield pair
+
+    engine.sleep()
+    assert mapped == set()
+    engine.wake()
+    engine.load_weights(watched(), 1)
+    assert seen[0] == seen[-1] == {"weights"}
+    assert tokens(run(engine, asked)) == wanted
+    assert mapped == {"weights", "kv_cache"}
+
+
+def test_an_engine_that_woke_and_generated_nothing_sleeps_and_wakes_again(engine, mapped):
+    asked = requests_of([[3, 4], [5]])
+    wanted = tokens(run(engine, asked))
+
+    for _ in range(2):
+        engine.sleep()
+        assert mapped == set()
+        engine.wake()
+        assert mapped == {"weights"}
+
+    assert tokens(run(engine, asked)) == wanted
