@@ -1,10 +1,12 @@
-"""What is particular to GPUs, on a machine without one: vLLM's sleep allocator over memory that does not exist."""
+"""What is particular to GPUs, on a machine without one: vLLM's sleep allocator over memory that does not exist, and its
+defaults for a device."""
 
 from types import SimpleNamespace
 
 import pytest
 from conftest import make_vllm, requests_of, run, tokens
 
+from rlcore.errors import ModelError
 from rlcore.testing.rollout import weights
 
 
@@ -69,3 +71,25 @@ def test_an_engine_that_woke_and_generated_nothing_sleeps_and_wakes_again(engine
         assert mapped == {"weights"}
 
     assert tokens(run(engine, asked)) == wanted
+
+
+def test_prompts_on_a_gpu_are_prefilled_in_batches_as_large_as_those_of_vllm_llm(on_cpu, small_model, monkeypatch):
+    from vllm import EngineArgs, LLMEngine
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.usage.usage_lib import UsageContext
+
+    contexts = []
+
+    def refused(arguments, usage_context=UsageContext.ENGINE_CONTEXT):
+        contexts.append(usage_context)
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", refused)
+    with pytest.raises(ModelError, match="seen enough"):
+        make_vllm(small_model)
+
+    monkeypatch.setattr(CpuPlatform, "is_cpu", lambda self: False)
+    monkeypatch.setattr(CpuPlatform, "get_device_total_memory", lambda *arguments: 80 * 2**30)
+    monkeypatch.setattr(CpuPlatform, "get_device_name", lambda *arguments: "NVIDIA H100")
+    num_tokens, _ = EngineArgs.get_batch_defaults(world_size=1)
+    assert [num_tokens.get(context, 2048) for context in contexts] == [16384]

@@ -203,9 +203,12 @@ class InProcess:
 def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> tuple[Any, dict[str, Any]]:
     """The engine, and what `rlcore_prepare` says of it; it has drawn a token, so that kernels that lack fail here."""
     from vllm import EngineArgs, LLMEngine, SamplingParams
+    from vllm.usage.usage_lib import UsageContext
 
     try:
-        engine = LLMEngine.from_engine_args(EngineArgs(**engine_options(config, model, context)))
+        arguments = EngineArgs(**engine_options(config, model, context))
+        # As vllm.LLM does: an engine without a usage context prefills 2,048 tokens a step on every GPU.
+        engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         facts = engine.collective_rpc("rlcore_prepare")[0]
         engine.add_request(
             "0", {"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
