@@ -71,6 +71,15 @@ async def collect(engine, requests):
     return {sample.request_id: sample async for sample in engine.generate(requests)}
 
 
+async def interrupted(engine, asked, new_weights):
+    """Samples by request id; new weights come as version 7 when some tokens are drawn."""
+    task = asyncio.create_task(collect(engine, asked))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    engine.load_weights(iter(new_weights), 7)
+    return await asyncio.wait_for(task, 30)
+
+
 def run(engine, requests):
     """Samples by request id."""
     return asyncio.run(asyncio.wait_for(collect(engine, requests), 60))

@@ -1,5 +1,6 @@
 """One rank of an engine as a process: `rank.py RANK WORLD TENSOR_PARALLEL MODEL DIRECTORY`; writes what it drew."""
 
+import asyncio
 import json
 import sys
 from dataclasses import asdict
@@ -7,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from conftest import requests_of, run, tokens
+from conftest import interrupted, requests_of, run, tokens
 from rlcore_vllm import VLLMConfig, VLLMRollout
 from test_equals_hf import PROMPTS, changed_weights
 
@@ -28,9 +29,15 @@ def main(rank, world_size, tensor_parallel, model, directory):
     drawn.append({k: list(s.log_probs) for k, s in run(engine, requests_of(PROMPTS, temperature=1.0)).items()})
     engine.load_weights(iter(changed_weights(model, 1.3)), 1)
     drawn.append(tokens(run(engine, requests_of(PROMPTS))))
+    asked = requests_of(PROMPTS, temperature=1.0, max_response_tokens=60)
+    drawn.append(tokens(run(engine, asked)))
+    updated = asyncio.run(interrupted(engine, asked, changed_weights(model, 1.3)))
+    drawn.append(tokens(updated))
     engine.close()
     assert dist.is_initialized(), "the group of the pool is not the engine's to end"
-    (Path(directory) / f"{rank}.json").write_text(json.dumps({"drawn": drawn, "mesh": asdict(engine.mesh)}))
+    versions = [list(updated[i].token_versions) for i in sorted(updated)]
+    facts = {"drawn": drawn, "versions": versions, "mesh": asdict(engine.mesh)}
+    (Path(directory) / f"{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import collect, make_hf, make_vllm, requests_of, run, tokens
+from conftest import interrupted, make_hf, make_vllm, requests_of, run, tokens
 from models import flattened, save_tiny, teacher_forced
 
 from rlcore.errors import InfrastructureError, ModelError, NumericalError
@@ -42,22 +42,13 @@ def changed(path):
     return model
 
 
-async def interrupted(engine, asked, new_model):
-    """Samples by request id; new weights come as version 7 when some tokens are drawn."""
-    task = asyncio.create_task(collect(engine, asked))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    engine.load_weights(iter(new_model.named_parameters()), 7)
-    return await asyncio.wait_for(task, 30)
-
-
 def test_a_response_goes_on_under_new_weights_and_says_which_token_is_whose(engine, model, tmp_path):
     asked = requests_of([PROMPT], max_response_tokens=60)
     old = run(engine, asked)[0].token_ids
     new_model = changed(model)
     new_model.save_pretrained(tmp_path)
 
-    sample = asyncio.run(interrupted(engine, asked, new_model))[0]
+    sample = asyncio.run(interrupted(engine, asked, new_model.named_parameters()))[0]
 
     cut = list(sample.token_versions).count(0)
     assert 0 < cut < 60 and list(sample.token_versions) == [0] * cut + [7] * (60 - cut)
@@ -86,7 +77,7 @@ def test_in_place_a_response_goes_on_with_the_keys_and_values_that_it_has(model)
     engine, new_model = make_vllm(model, pause="in_place"), changed(model)
     asked = requests_of([PROMPT], max_response_tokens=60)
 
-    sample = asyncio.run(interrupted(engine, asked, new_model))[0]
+    sample = asyncio.run(interrupted(engine, asked, new_model.named_parameters()))[0]
     again = run(engine, asked)[0]
     engine.load_weights(iter(new_model.named_parameters()), 8)
     fresh = run(engine, asked)[0]
@@ -124,7 +115,7 @@ def test_an_update_changes_no_seeded_response_if_the_weights_are_the_same(model,
     engine = make_vllm(model, pause=pause)
     try:
         asked, undisturbed = sampled(engine, 40)
-        sample = asyncio.run(interrupted(engine, asked, load_model(model)))[0]
+        sample = asyncio.run(interrupted(engine, asked, load_model(model).named_parameters()))[0]
     finally:
         engine.close()
 
@@ -138,7 +129,7 @@ def test_every_token_of_a_response_is_labelled_with_the_weights_that_drew_it(mod
     engine, flatter = make_vllm(model, pause=pause), flattened(model)
     try:
         asked, _ = sampled(engine, 40)
-        sample = asyncio.run(interrupted(engine, asked, flatter))[0]
+        sample = asyncio.run(interrupted(engine, asked, flatter.named_parameters()))[0]
     finally:
         engine.close()
 

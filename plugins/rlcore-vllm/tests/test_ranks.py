@@ -10,7 +10,7 @@ from conftest import make_hf, requests_of, run, tokens
 from models import save_tiny
 from test_equals_hf import PROMPTS, changed_weights
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduling")]
 
 
 @pytest.mark.parametrize(("tensor_parallel", "places"), [(2, [(0, True), (0, False)]), (1, [(0, True), (1, True)])])
@@ -36,3 +36,7 @@ def test_two_ranks_draw_what_hf_draws_before_and_after_new_weights(tensor_parall
         assert greedy == wanted
         assert (rank["mesh"]["dp_rank"], rank["mesh"]["returns"]) == place
     assert ranks[0]["drawn"][1] == ranks[1]["drawn"][1], "ranks of one engine must draw in step"
+    for rank in ranks:
+        assert rank["drawn"][4] == rank["drawn"][3], "the same weights in the middle of responses change nothing"
+        assert any(len(set(versions)) == 2 for versions in rank["versions"]), "no response was in flight"
+    assert ranks[0]["versions"] == ranks[1]["versions"]
