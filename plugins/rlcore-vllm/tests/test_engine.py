@@ -217,6 +217,24 @@ def test_an_engine_that_sleeps_or_is_closed_in_the_middle_of_a_response_ends_it(
         engine.close()
 
 
+def test_an_engine_that_slept_and_woke_in_the_middle_of_a_response_ends_it(model):
+    engine = make_vllm(model)
+
+    async def generate():
+        first = asyncio.ensure_future(anext(engine.generate(requests_of([PROMPT], max_response_tokens=60))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        engine.sleep()
+        engine.wake()
+        with pytest.raises(InfrastructureError, match="slept in the middle of request 0\nGenerate it again"):
+            await first
+
+    try:
+        asyncio.run(asyncio.wait_for(generate(), 30))
+    finally:
+        engine.close()
+
+
 def test_a_request_that_vllm_refuses_leaves_none_of_its_call_in_the_engine(engine, monkeypatch):
     own, added = engine._engine._engine.add_request, []
 

@@ -81,6 +81,8 @@ class InProcess:
                 while outbox:
                     check()  # whoever takes the samples may have loaded weights meanwhile
                     output = outbox.pop()
+                    if output is None:
+                        raise _slept(next(iter(asked.values())))
                     yield self._sample(asked.pop(output.request_id), output.outputs[0])
                 await asyncio.sleep(0)  # a chance to be cancelled, for others to run, for new weights
         finally:
@@ -105,7 +107,11 @@ class InProcess:
         self._paused = False
 
     def sleep(self) -> None:
-        """Move the weights to host memory and drop keys and values. On a CPU there is nothing to free."""
+        """Move the weights to host memory and drop keys and values. On a CPU there is nothing to free.
+
+        vLLM aborts the requests in flight without an output, so their calls get None in its place."""
+        for outbox in self._outboxes.values():
+            outbox.append(None)
         if not self._is_cpu:
             self._engine.sleep(1)
 
@@ -198,6 +204,13 @@ class InProcess:
             self._outboxes.pop(name, None)
         if names and self._engine is not None:
             self._engine.abort_request(names)
+
+
+def _slept(request: Request) -> InfrastructureError:
+    return InfrastructureError(
+        f"the vLLM engine slept in the middle of request {request.request_id}\n"
+        "Generate it again, and finish responses before sleep()."
+    )
 
 
 def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> tuple[Any, dict[str, Any]]:
