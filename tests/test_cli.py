@@ -430,6 +430,29 @@ def test_doctor_tries_what_a_run_will_need(monkeypatch, check, variables, status
     assert found.fix == fix
 
 
+def test_doctor_names_the_interface_that_a_cluster_would_use(monkeypatch):
+    from rlcore.cli import machine
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr("rlcore.controller.network.address_towards", lambda host: "127.0.0.1")
+    pattern = r"lo \(127.0.0.1:\d+\) reaches itself; so does lo \(127.0.0.1:\d+\), which leads to other machines"
+
+    assert re.fullmatch(pattern, machine.CHECKS["network"](""))
+
+
+def test_doctor_says_what_a_machine_without_a_default_route_needs(monkeypatch):
+    from rlcore.cli import machine
+
+    def unreachable(host):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr("rlcore.controller.network.address_towards", unreachable)
+
+    assert "no default route: to join other machines, ray start needs --node-ip-address" in machine.CHECKS["network"](
+        ""
+    )
+
+
 def test_doctor_says_where_temporary_files_cannot_be_written(monkeypatch):
     from rlcore.cli import machine
 

@@ -151,40 +151,31 @@ def _temporary(_: str) -> str:
 
 
 def _network(_: str) -> str:
-    """The interface that collectives bind to, and that of the default route, which pools of several nodes use."""
+    """Check the interface of a local Ray cluster, and the one that a cluster of several machines would use here."""
+    from rlcore.controller.network import address_of, address_towards, interface_of
+
     names = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or next(name for name in names if name.startswith("lo"))
     if chosen not in names:
         raise Fault(f"GLOO_SOCKET_IFNAME={chosen}; there are {', '.join(names)}", "unset GLOO_SOCKET_IFNAME")
+    if sys.platform != "linux":
+        return f"{chosen}; pools over several machines need Linux"
     try:
-        text = f"{chosen} ({_reached(_address(chosen))}) reaches itself"
+        text = f"{chosen} ({_reached(address_of(chosen) or 'no address')}) reaches itself"
     except OSError as error:
         raise Fault(f"{chosen} does not reach itself: {error}", "export GLOO_SOCKET_IFNAME=lo") from error
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses a route
-            outer = probe.getsockname()[0]
+        outer = address_towards("192.0.2.1")  # of no machine: like Ray, ask for the default route
     except OSError:
-        return f"{text}; no route to other machines"
+        return f"{text}; no default route: to join other machines, ray start needs --node-ip-address=ADDRESS"
     try:
-        return f"{text}; so does {_reached(outer)}, towards other machines"
+        return f"{text}; so does {interface_of(outer)} ({_reached(outer)}), which leads to other machines"
     except OSError as error:
-        raise Remark(f"{text}; {outer} does not: {error}", "export GLOO_SOCKET_IFNAME=INTERFACE") from error
-
-
-def _address(interface: str) -> str:
-    import fcntl
-    import struct
-
-    if sys.platform != "linux":
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
+        raise Remark(f"{text}; {outer} does not: {error}", "ray start --node-ip-address=ADDRESS ...") from error
 
 
 def _reached(address: str) -> str:
-    """The address and the free port at which a connection came through."""
+    """Connect to this address at a free port; return both."""
     with socket.create_server((address, 0)) as server:
         port = server.getsockname()[1]
         socket.create_connection((address, port), timeout=5).close()

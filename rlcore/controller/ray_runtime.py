@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from rlcore.controller.host import Host, HostInfo, Reply
+from rlcore.controller.network import use_interface_of
 from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
 from rlcore.controller.runtime import RuntimeConfig, Traffic, check_machine, resolve_device
@@ -64,6 +65,7 @@ class _RayHost:
     """The actor: a Host, and a second thread that answers while the first one works."""
 
     def __init__(self, info: HostInfo) -> None:
+        use_interface_of(self.address())
         self._host = Host(info, RayStore())
 
     def act(self, action: str, args: tuple[Any, ...] = ()) -> Any:  # in one: Ray serializes each argument by itself
@@ -293,8 +295,6 @@ def _environment(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         **env,
     }
-    if pool.nodes == 1:
-        variables.setdefault("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     environment: dict[str, Any] = {"env_vars": variables}
     if pool.python:
         del variables["PYTHONPATH"]

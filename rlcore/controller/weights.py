@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.controller.network import address_towards
 from rlcore.errors import DeadlineExceeded, InfrastructureError
 
 BUCKET_BYTES = 256 * 2**20
@@ -99,7 +101,8 @@ class Broadcast:
             options._timeout = timeout
             self._group, self._device = dist.ProcessGroupNCCL(prefixed, rank, world_size, options), device
         else:
-            self._group, self._device = dist.ProcessGroupGloo(prefixed, rank, world_size, timeout), "cpu"
+            options = _gloo_options(store.host, timeout)
+            self._group, self._device = dist.ProcessGroupGloo(prefixed, rank, world_size, options), "cpu"
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device=self._device)
@@ -184,6 +187,23 @@ class Broadcast:
         """A larger buffer, where one is needed; only while nothing is in it."""
         if len(self._buffer) < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+
+
+def _gloo_options(meeting_address: str, timeout: timedelta) -> Any:
+    """Return options for a group that may be wider than the pool of this process.
+
+    The interface of the pool may be `lo`, as on a local Ray cluster, while the weights go to a server elsewhere. So gloo
+    listens at the address from which this machine reaches the meeting point.
+    """
+    gloo: Any = torch.distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    names = os.environ.get("GLOO_SOCKET_IFNAME", "lo").split(",")
+    if names == ["lo"]:
+        options._devices = [gloo.create_device(hostname=address_towards(meeting_address))]
+    else:
+        options._devices = [gloo.create_device(interface=name) for name in names]
+    return options
 
 
 def meeting_point(address: str) -> Any:

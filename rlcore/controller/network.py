@@ -1,0 +1,60 @@
+"""Addresses and network interfaces of this machine.
+
+Without advice gloo listens at the address of the host name. That is a loopback address on many machines, and then two of
+them cannot meet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import sys
+
+logger = logging.getLogger(__name__)
+_SIOCGIFADDR = 0x8915
+
+
+def use_interface_of(address: str) -> None:
+    """Make gloo and NCCL use the interface that carries this address, unless the environment names another."""
+    if sys.platform != "linux":
+        return
+    name = interface_of(address)
+    if name is None:
+        logger.warning("no network interface of this machine has %s; gloo uses the address of the host name", address)
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    if name != "lo":  # NCCL chooses well on one machine, and a group with a server may need more than loopback
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface with this IPv4 address; Linux only."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if address_of(name) == address), None)
+
+
+def address_of(interface: str) -> str | None:
+    """Return the IPv4 address of an interface; Linux only."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:  # it has none
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def address_towards(host: str) -> str:
+    """Return the address from which this machine reaches another one.
+
+    Raises:
+        OSError: there is no route.
+    """
+    family, *_, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)  # sends nothing: the kernel only chooses a route
+        return str(probe.getsockname()[0])
