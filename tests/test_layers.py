@@ -50,7 +50,7 @@ BUDGETS = {
     "data": 950,
     "registry": 550,
     "hooks": 220,
-    "controller": 1_450,
+    "controller": 1_550,
     "config": 650,
     "models": 420,
     "rewards": 800,

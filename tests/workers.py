@@ -72,6 +72,14 @@ class Echo(Worker):
         """Not for groups."""
 
 
+class SlowToStart(Echo):
+    """Takes a minute to be made, as an engine that compiles does."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        time.sleep(60)
+
+
 class Twins(Echo):
     """Two ranks of each data-parallel share, as tensor parallelism has them; the first of each returns."""
 

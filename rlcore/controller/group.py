@@ -154,6 +154,6 @@ def spawn(
     handles = [
         runtime.submit(pool, rank, "create", role, spec, dict(options or {})) for rank in range(runtime.pool_size(pool))
     ]
-    replies = runtime.wait(handles, f"{role}.__init__", runtime.config.start_timeout_s)
+    replies = runtime.wait(handles, f"{role}.__init__", runtime.config.start_timeout_s, "start_timeout_s")
     group.meshes = [reply.value for reply in replies]
     return cast(W, group)

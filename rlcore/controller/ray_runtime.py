@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -108,14 +109,14 @@ class RayRuntime:
 
     def address(self, pool: str) -> str:
         handle = self._actors[pool][0].address.remote()
-        return str(self.wait([handle], f"pool {pool}", self.config.start_timeout_s)[0])
+        return str(self._wait_for_start([handle], f"pool {pool}")[0])
 
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         handle = self._actors[pool][rank].act.remote(action, args)
         self._labels[handle] = (pool, rank)
         return handle
 
-    def wait(self, handles: Sequence[Any], what: str, timeout_s: float) -> list[Reply]:
+    def wait(self, handles: Sequence[Any], what: str, timeout_s: float, setting: str = "call_timeout_s") -> list[Reply]:
         deadline = time.monotonic() + timeout_s
         pending = list(handles)
         values: dict[Any, Any] = {}
@@ -126,7 +127,7 @@ class RayRuntime:
             while pending:
                 ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise DeadlineExceeded(self._diagnosis(pending, what, timeout_s))
+                    raise DeadlineExceeded(self._diagnosis(pending, what, timeout_s, setting))
                 values[ready[0]] = self._value(ready[0], what)
         finally:
             for handle in handles:
@@ -157,13 +158,12 @@ class RayRuntime:
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if self.config.address:
             _check_address(self.config.address)
-            with _signals_kept():
-                ray.init(address=self.config.address, **options)
-            return
-        os.environ.pop("RAY_ADDRESS", None)  # a stale one would send this run to a cluster that is gone
-        self._started_ray = True
-        with _signals_kept():
-            ray.init(num_cpus=available_cores(), include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+            options["address"] = self.config.address
+        else:
+            os.environ.pop("RAY_ADDRESS", None)  # a stale one would send this run to a cluster that is gone
+            self._started_ray = True
+            options |= {"num_cpus": available_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        _init_ray(self.config, options)
 
     def _start_pool(self, name: str, pool: PoolConfig, env: Sequence[Mapping[str, str]]) -> None:
         device = resolve_device(pool.device)
@@ -175,7 +175,8 @@ class RayRuntime:
         if not group.wait(timeout_seconds=self.config.start_timeout_s):
             raise InfrastructureError(
                 f"pool '{name}' got no devices within {self.config.start_timeout_s:g} s: the cluster has them, but other"
-                f" jobs hold them.\nSee who:  ray status     or wait longer:  runtime.start_timeout_s=600"
+                " jobs hold them.\nSee who:  ray status     or wait longer:"
+                f"  runtime.start_timeout_s={2 * self.config.start_timeout_s:g}"
             )
         actor_class = ray.remote(concurrency_groups={"control": 1})(_RayHost)
         self._actors[name] = [
@@ -199,11 +200,13 @@ class RayRuntime:
 
     def _join(self, pool: str) -> None:
         actors = self._actors[pool]
-        timeout_s = self.config.start_timeout_s
-        (port,) = self.wait([actors[0].act.remote("free_port")], f"pool {pool}", timeout_s)
+        (port,) = self._wait_for_start([actors[0].act.remote("free_port")], f"pool {pool}")
         where = f"tcp://{self.address(pool)}:{port}"
         handles = [self.submit(pool, rank, "join", where, self.config.call_timeout_s) for rank in range(len(actors))]
-        self.wait(handles, f"process group of pool '{pool}'", timeout_s)
+        self._wait_for_start(handles, f"process group of pool '{pool}'")
+
+    def _wait_for_start(self, handles: Sequence[Any], what: str) -> list[Any]:
+        return self.wait(handles, what, self.config.start_timeout_s, "start_timeout_s")
 
     def _value(self, handle: Any, what: str) -> Any:
         pool, rank = self._labels.get(handle, ("?", -1))
@@ -234,18 +237,57 @@ class RayRuntime:
                 pool, rank = self._labels[handle]
                 raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
 
-    def _diagnosis(self, pending: Sequence[Any], what: str, timeout_s: float) -> str:
+    def _diagnosis(self, pending: Sequence[Any], what: str, timeout_s: float, setting: str) -> str:
         late = [self._labels.get(handle, ("?", -1)) for handle in pending]
         lines = [f"{what} did not end within {timeout_s:g} s; waiting for {len(late)} ranks:"]
         for pool, rank in late:
             lines.append(f"rank {rank} of pool '{pool}' is here:\n{self._stack(pool, rank)}")
-        return "\n".join([*lines, "Wait longer:  runtime.call_timeout_s=3600"])
+        return "\n".join([*lines, f"Wait longer:  runtime.{setting}={2 * timeout_s:g}"])
 
     def _stack(self, pool: str, rank: int) -> str:
         try:
             return str(ray.get(self._actors[pool][rank].stack.remote(), timeout=_STACK_TIMEOUT_S))
         except (ray.exceptions.RayError, KeyError) as error:
             return f"(no stack: {type(error).__name__})"
+
+
+def _init_ray(config: RuntimeConfig, options: Mapping[str, Any]) -> None:
+    """Start Ray or join a cluster; Ray's own limit of 30 s is too short for a busy machine, so start it again after that.
+
+    Raises:
+        InfrastructureError: with the reason that Ray gives.
+    """
+    deadline = time.monotonic() + config.start_timeout_s
+    while True:
+        try:
+            with _signals_kept():
+                ray.init(**options)
+            return
+        except Exception as error:  # most of Ray's are plain exceptions
+            _end_half_started(error)
+            timed_out = "timed out" in str(error).lower()
+            if not timed_out or time.monotonic() > deadline:
+                raise InfrastructureError(_start_failure(config, error, timed_out)) from error
+            logger.warning("Ray did not start (%s); starting it again", _cause(error))
+
+
+def _end_half_started(error: BaseException) -> None:
+    """End the processes of a node that Ray gave up; it keeps them until this process ends, and the node only here."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, ray._private.node.Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+            return
+
+
+def _start_failure(config: RuntimeConfig, error: Exception, timed_out: bool) -> str:
+    if config.address:
+        what = f"runtime.address={config.address}: cannot join this Ray cluster: {_cause(error)}"
+        return f"{what}\nIf it asks for a token:  export RAY_AUTH_MODE=token   with the same ~/.ray/auth_token as there"
+    if timed_out:
+        what = f"Ray did not start within {config.start_timeout_s:g} s: {_cause(error)}"
+        return f"{what}\nWait longer:  runtime.start_timeout_s={2 * config.start_timeout_s:g}"
+    return f"Ray did not start: {_cause(error)}\nCheck this machine:  rlcore doctor   or do without Ray:  runtime=local"
 
 
 @contextmanager

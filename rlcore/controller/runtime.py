@@ -31,13 +31,13 @@ class RuntimeConfig:
     """local: everything in this process, for a debugger."""
     address: str = ""
     """Of a running Ray cluster; empty starts one on this machine."""
-    start_timeout_s: float = 180.0
-    """For hosts to start and workers to be made."""
+    start_timeout_s: float = 1800.0
+    """For Ray and hosts to start, and for each role's workers to be made: engines compile, large models load."""
     call_timeout_s: float = 1800.0
     """For any one call of a group."""
 
     def __post_init__(self) -> None:
-        require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 180.0)
+        require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 1800.0)
         require(self.call_timeout_s > 0, "call_timeout_s", "more than 0", self.call_timeout_s, 1800.0)
 
 
@@ -78,8 +78,11 @@ class Runtime(Protocol):
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         """Start `Host.action(*args)` on one host; returns a handle for `wait`."""
 
-    def wait(self, handles: Sequence[Any], what: str, timeout_s: float) -> list[Reply]:
-        """The replies in order.
+    def wait(self, handles: Sequence[Any], what: str, timeout_s: float, setting: str = "call_timeout_s") -> list[Reply]:
+        """Return the replies in order.
+
+        Args:
+            setting: field of RuntimeConfig that the deadline comes from, for the error.
 
         Raises:
             DeadlineExceeded: says which ranks of `what` are missing and what they are doing.
@@ -139,7 +142,7 @@ class LocalRuntime:
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         return getattr(self._hosts[pool][rank], action)(*args)
 
-    def wait(self, handles: Sequence[Any], what: str, timeout_s: float) -> list[Reply]:
+    def wait(self, handles: Sequence[Any], what: str, timeout_s: float, setting: str = "call_timeout_s") -> list[Reply]:
         for reply in handles:
             if isinstance(reply, Reply) and reply.failure is not None:
                 reply.failure.rise()

@@ -18,7 +18,7 @@ import pytest
 from rlcore_sglang import SGLangConfig, SGLangRollout
 from rlcore_sglang.engine import _Service
 
-from rlcore.errors import InfrastructureError
+from rlcore.errors import DeadlineExceeded, InfrastructureError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.testing.rollout import request, run, weights
@@ -163,6 +163,18 @@ def test_an_engine_that_stops_is_given_up_with_the_reason(small_model, tmp_path,
         seconds_until(lambda: not of(own), _SOON_S)
     finally:
         engine.close()
+
+
+def test_engine_that_does_not_start_in_time_names_both_deadlines(small_model, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport time\nprint('compiling', flush=True)\ntime.sleep(60)\n")
+    python.chmod(0o755)
+    config = SGLangConfig(python=str(python), start_timeout_s=3.0)
+
+    with pytest.raises(DeadlineExceeded, match="did not start within 3 s; the end of its log:\ncompiling") as raised:
+        SGLangRollout(config, model=ModelConfig(path=small_model), context=RolloutContext())
+
+    assert str(raised.value).endswith("rollout.start_timeout_s=3600 runtime.start_timeout_s=4000")
 
 
 def test_an_engine_whose_host_says_nothing_ends_and_says_so():

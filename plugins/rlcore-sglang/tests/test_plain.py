@@ -19,6 +19,7 @@ from rlcore_sglang.rollout import SGLangRollout, _mesh
 from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 
 from rlcore.config.build import build
+from rlcore.controller.runtime import RuntimeConfig
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -27,6 +28,10 @@ from rlcore.types import Request, Sampling
 
 LIMITS = Limits(vocab_size=32, context_length=64, end_ids=(1,))
 STOP, LENGTH, ABORT = ({"type": kind} for kind in ("stop", "length", "abort"))
+
+
+def test_engine_has_less_time_to_start_than_its_worker():
+    assert SGLangConfig().start_timeout_s < RuntimeConfig().start_timeout_s
 
 
 def ask(num_prompt=3, **sampling):

@@ -83,8 +83,8 @@ class SGLangConfig:
     """With `url`: where requests go; weights and pauses still go to each server."""
     python: str = ""
     """Interpreter of the engine's process, for an environment in which SGLang is installed; empty: the rollout's own."""
-    start_timeout_s: float = 600.0
-    """For the engine to load the model."""
+    start_timeout_s: float = 1500.0
+    """For the engine to load the model; less than runtime.start_timeout_s, or that ends first, without the engine's log."""
     timeout_s: float = 600.0
     """For any one answer of the engine: the next finished sample, a piece of the weights."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class SGLangConfig:
         share = self.gpu_memory_utilization
         require(0 < share < 1, "gpu_memory_utilization", "a number between 0 and 1", share, 0.85)
         require(self.bucket_mb >= 1, "bucket_mb", "1 or more", self.bucket_mb, 256)
-        require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 600)
+        require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 1500)
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 600)
         for name in _SERVERS_OWN if self.url else ():
             given, default = getattr(self, name), getattr(SGLangConfig(), name)

@@ -138,7 +138,7 @@ class OwnEngine:
         except FutureTimeout as error:
             raise DeadlineExceeded(
                 f"{self._name} did not start within {config.start_timeout_s:g} s; the end of its log:\n{self._log_end()}\n"
-                "Wait longer:  rollout.start_timeout_s=3600"
+                "Wait longer:  rollout.start_timeout_s=3600 runtime.start_timeout_s=4000"
             ) from error
         except InfrastructureError as error:
             text, log = str(error), self._log_end()
