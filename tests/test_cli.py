@@ -205,7 +205,7 @@ def test_a_dry_run_says_the_plan_and_starts_and_writes_nothing(tmp_path, capsys,
     roles = {line.split()[1]: line for line in lines if line.startswith("role")}
     assert list(roles) == ["actor", "reference", "rollout", "reward"]
     for role in ("actor", "reference", "rollout"):
-        assert re.search(r"pool main \(1 × 1 auto\) +[\d.]+ [KM]B per device$", roles[role])
+        assert re.search(r"pool main \(1 × 1 cpu\) +[\d.]+ [KM]B per device$", roles[role])
     assert "64 prompts × 8 samples = 512 rows" in out
 
 

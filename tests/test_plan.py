@@ -638,6 +638,43 @@ def test_who_takes_turns_with_the_rollout(plan_of, monkeypatch, setting, device,
     assert plan_of(take_turns=setting, **settings).turns == expected
 
 
+ELSEWHERE = {"name": "ray", "address": "10.0.0.1:6379"}
+
+
+def test_plan_for_a_cluster_says_that_its_devices_are_not_known_yet(plan_of, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    plan = plan_of(runtime=ELSEWHERE, pools={"main": {}})
+
+    assert line(plan, "devices") == (
+        "devices pools.main.device=auto: cuda if the cluster at 10.0.0.1:6379 has GPUs, else cpu; known when it is joined"
+    )
+    assert "pool main (1 × 1 auto)" in line(plan, "role actor")
+    assert plan.turns == ("actor",)
+    assert line(plan, "turns").endswith(", if it has GPUs")
+
+
+def test_plan_for_a_cluster_with_a_named_device_does_not_look_at_this_machine(plan_of, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+    plan = plan_of(runtime=ELSEWHERE, pools=pools(main=1))
+
+    assert "pool main (1 × 1 cpu)" in line(plan, "role actor")
+    assert plan.turns == ()
+
+
+def test_plan_says_when_gpus_of_this_machine_stay_unused(plan_of, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    for kind in ("device", "machine"):
+        monkeypatch.setattr(f"rlcore.trainer.describe.{kind}_bytes", lambda: 2**40)
+
+    expected = "devices 1 of 8 GPUs of this machine are used; for all: pools.main.devices_per_node=8"
+    assert line(plan_of(pools={"main": {}}), "devices") == expected
+    every = plan_of(runtime={"name": "ray"}, pools={"main": {"devices_per_node": 8}})
+    assert not [text for text in describe(every) if text.startswith("devices")]
+
+
 class Stays(FakeRollout):
     takes_turns = None
 

@@ -18,7 +18,7 @@ class PoolConfig:
     nodes: int = 1
     devices_per_node: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where there is a GPU."""
+    """auto is cuda where this machine, or a node of the cluster at runtime.address, has a GPU."""
     cpus_per_device: int = 1
     """CPU cores, and threads, of each host process."""
     python: str = ""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import ray
 import ray.exceptions
@@ -88,6 +88,7 @@ class RayRuntime:
         self.store: Store = RayStore()
         self.traffic = Traffic()
         self._actors: dict[str, list[Any]] = {}
+        self._devices: dict[str, Literal["cpu", "cuda"]] = {}
         self._groups: list[PlacementGroup] = []
         self._started_ray = False
         self._labels: dict[Any, tuple[str, int]] = {}
@@ -96,13 +97,28 @@ class RayRuntime:
         if not ray.is_initialized():
             check_machine(self.config, pools)
         self._connect()
-        pools = {name: replace(pool, device=resolve_device(pool.device)) for name, pool in pools.items()}
-        check_capacity(pools, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        pools = {name: replace(pool, device=self._resolve(name, pool, nodes)) for name, pool in pools.items()}
+        check_capacity(pools, nodes)
         for name, pool in pools.items():
             self._start_pool(name, pool, env.get(name, ()))
         for name, pool in pools.items():
             if pool.num_devices > 1:
                 self._join(name)
+
+    def _resolve(self, name: str, pool: PoolConfig, nodes: Sequence[Mapping[str, float]]) -> Literal["cpu", "cuda"]:
+        """Return the device of a pool; this process may have no GPU where the cluster has some, and the reverse."""
+        device = resolve_device(pool.device)
+        if pool.device == "auto" and not self._started_ray:
+            num_nodes = sum(node.get("GPU", 0) > 0 for node in nodes)
+            device = "cuda" if num_nodes else "cpu"
+            text = "pools.%s.device=auto is %s: %d of %d nodes of the cluster have GPUs"
+            logger.warning(text, name, device, num_nodes, len(nodes))
+        self._devices[name] = device
+        return device
+
+    def device(self, pool: str) -> Literal["cpu", "cuda"]:
+        return self._devices[pool]
 
     def pool_size(self, pool: str) -> int:
         return len(self._actors[pool])
@@ -166,9 +182,8 @@ class RayRuntime:
         _init_ray(self.config, options)
 
     def _start_pool(self, name: str, pool: PoolConfig, env: Sequence[Mapping[str, str]]) -> None:
-        device = resolve_device(pool.device)
         bundle = {"CPU": float(pool.devices_per_node * pool.cpus_per_device)}
-        if device == "cuda":
+        if pool.device == "cuda":
             bundle["GPU"] = float(pool.devices_per_node)
         group = placement_group([bundle] * pool.nodes, strategy="STRICT_SPREAD" if pool.nodes > 1 else "PACK")
         self._groups.append(group)
@@ -182,7 +197,7 @@ class RayRuntime:
         self._actors[name] = [
             actor_class.options(
                 num_cpus=pool.cpus_per_device,
-                num_gpus=1 if device == "cuda" else 0,
+                num_gpus=1 if pool.device == "cuda" else 0,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank // pool.devices_per_node),
                 runtime_env=_environment(pool, env[rank] if rank < len(env) else {}),
@@ -191,7 +206,7 @@ class RayRuntime:
                     pool=name,
                     rank=rank,
                     world_size=pool.num_devices,
-                    device="cuda:0" if device == "cuda" else "cpu",
+                    device="cuda:0" if pool.device == "cuda" else "cpu",
                     threads=pool.cpus_per_device,
                 )
             )

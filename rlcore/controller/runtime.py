@@ -72,6 +72,9 @@ class Runtime(Protocol):
     def pool_size(self, pool: str) -> int:
         """Number of hosts of a pool."""
 
+    def device(self, pool: str) -> Literal["cpu", "cuda"]:
+        """Return the kind of device of a pool; known once it is started."""
+
     def address(self, pool: str) -> str:
         """Where other hosts reach rank 0 of a pool."""
 
@@ -136,6 +139,9 @@ class LocalRuntime:
     def pool_size(self, pool: str) -> int:
         return len(self._hosts[pool])
 
+    def device(self, pool: str) -> Literal["cpu", "cuda"]:
+        return "cpu" if self._hosts[pool][0].info.device == "cpu" else "cuda"
+
     def address(self, pool: str) -> str:
         return "127.0.0.1"
 
@@ -180,10 +186,15 @@ def check_machine(config: RuntimeConfig, pools: Mapping[str, PoolConfig]) -> Non
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """auto is cuda where there is one."""
+    """Return what a device setting means on this machine: auto is cuda where PyTorch sees a GPU."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
+
+
+def cluster_decides(config: RuntimeConfig, pool: PoolConfig) -> bool:
+    """Return whether the pool's device=auto is settled only when a cluster is joined."""
+    return config.name == "ray" and config.address != "" and pool.device == "auto"
 
 
 def make_runtime(config: RuntimeConfig) -> Runtime:
@@ -206,4 +217,13 @@ def make_runtime(config: RuntimeConfig) -> Runtime:
     )
 
 
-__all__ = ["Call", "LocalRuntime", "Runtime", "RuntimeConfig", "Traffic", "make_runtime", "resolve_device"]
+__all__ = [
+    "Call",
+    "LocalRuntime",
+    "Runtime",
+    "RuntimeConfig",
+    "Traffic",
+    "cluster_decides",
+    "make_runtime",
+    "resolve_device",
+]

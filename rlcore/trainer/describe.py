@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from rlcore.config.schema import Config
-from rlcore.controller.runtime import resolve_device
+from rlcore.controller.runtime import cluster_decides, resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
@@ -97,7 +99,7 @@ def _data_parallel(plan: Plan, role: str) -> int:
     if pool.python or not isinstance(backend, SplitsRows):
         return pool.num_devices
     model = replace(plan.config.model, path=plan.models[role])
-    device = resolve_device(pool.device)
+    device = "cuda" if cluster_decides(plan.config.runtime, pool) else resolve_device(pool.device)
     return backend.data_parallel(plan.backend.config, model=model, world_size=pool.num_devices, device=device)
 
 
@@ -109,15 +111,31 @@ def _memory(plan: Plan) -> list[str]:
     for role, pool in plan.placement.items():
         place = config.pools[pool]
         needs[role] = _estimate(plan, role)
-        where = f"{pool} ({place.nodes} × {place.devices_per_node} {place.device})"
+        device = "auto" if cluster_decides(config.runtime, place) else resolve_device(place.device)
+        where = f"{pool} ({place.nodes} × {place.devices_per_node} {device})"
         lines.append(
             f"role       {role:<10} pool {where:<22} {human(needs[role]) if needs[role] else '-':>9} per device"
         )
+    lines += _devices(config, sorted(set(plan.placement.values())))
     lines += _turns(plan, needs)
     sums = {pool: sum(needs[role] for role, its in plan.placement.items() if its == pool) for pool in config.pools}
     if plan.turns:
         del sums[plan.placement["rollout"]]  # refused above where it does not fit
     return [*lines, *_too_much(config, {pool: need for pool, need in sums.items() if need})]
+
+
+def _devices(config: Config, pools: Sequence[str]) -> list[str]:
+    """Return what device=auto will mean on a cluster, or that GPUs of this machine stay unused."""
+    undecided = [f"pools.{name}.device=auto" for name in pools if cluster_decides(config.runtime, config.pools[name])]
+    if undecided:
+        where = f"the cluster at {config.runtime.address}"
+        return [f"devices    {', '.join(undecided)}: cuda if {where} has GPUs, else cpu; known when it is joined"]
+    used = {name: config.pools[name] for name in pools if resolve_device(config.pools[name].device) == "cuda"}
+    num_used, num_gpus = sum(pool.num_devices for pool in used.values()), torch.cuda.device_count()
+    if config.runtime.address or not used or num_used >= num_gpus:
+        return []
+    more = f"pools.{next(iter(used))}.devices_per_node={num_gpus}"
+    return [f"devices    {num_used} of {num_gpus} GPUs of this machine are used; for all:  {more}"]
 
 
 def _turns(plan: Plan, needs: Mapping[str, int]) -> list[str]:
@@ -135,7 +153,8 @@ def _turns(plan: Plan, needs: Mapping[str, int]) -> list[str]:
         f"turns      {' + '.join(plan.turns)} leave pool '{pool}' while rollout generates, and it while they train"
     ]
     if plan.config.runtime.address:
-        return lines
+        auto = plan.config.take_turns == "auto" and cluster_decides(plan.config.runtime, place)
+        return [lines[0] + ", if it has GPUs"] if auto else lines
     if resolve_device(place.device) == "cpu":  # nothing leaves: the device is the host
         _check_fits(
             pool, "taking turns on CPUs frees nothing, and together", here, place.devices_per_node, machine_bytes()

@@ -102,6 +102,8 @@ def start_roles(
     pools = {name: pool for name, pool in config.pools.items() if name in placement.values()}
     runtime.start(pools, {name: _environment(hooks, config, placement, name) for name in pools})
     turns = [role for role in plan.turns if role in names and "rollout" in names]
+    if config.take_turns == "auto" and turns and runtime.device(placement["rollout"]) == "cpu":
+        turns = []  # planned for the GPUs that a cluster might have had
     groups: dict[str, Any] = {}
     for role in sorted(placement, key=lambda role: bool(turns) and role == "rollout"):
         groups[role] = _spawn(plan, runtime, role)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlcore.config.schema import Config
 from rlcore.controller.group import Group
-from rlcore.controller.runtime import resolve_device
+from rlcore.controller.runtime import cluster_decides, resolve_device
 from rlcore.errors import ConfigError
 from rlcore.protocols.optional import TakesTurns
 from rlcore.registry import Resolved
@@ -81,8 +81,7 @@ def turn_takers(
     if config.take_turns == "always":
         _check_able(config, pool, roles, unable)
         return roles
-    on_cpu = pool is None or resolve_device(config.pools[pool].device) == "cpu"
-    if config.take_turns == "never" or on_cpu or not roles:
+    if config.take_turns == "never" or not roles or pool is None or _on_cpu(config, pool):
         return ()
     for kind in unable:
         if not isinstance(plugins[kind][0], TakesTurns):
@@ -92,6 +91,12 @@ def turn_takers(
                 ", ".join(roles),
             )
     return () if unable else roles
+
+
+def _on_cpu(config: Config, pool: str) -> bool:
+    """Return whether turns would free nothing. Where a cluster decides, `start_roles` asks again once it is joined."""
+    place = config.pools[pool]
+    return not cluster_decides(config.runtime, place) and resolve_device(place.device) == "cpu"
 
 
 def _able(plugin: type, own: object) -> bool:

@@ -1,0 +1,80 @@
+"""device=auto on a Ray cluster with pretended GPUs, seen from a process that has none."""
+
+import logging
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from rlcore.controller.pool import PoolConfig
+from rlcore.controller.runtime import RuntimeConfig, make_runtime
+from rlcore.errors import CapacityError
+from rlcore.trainer.launch import start_roles
+
+
+class Seen:
+    """Stands for a host: its device is pretended, and torch would look for it."""
+
+    def __init__(self, info):
+        self.info = info
+
+    def act(self, action, args=()):
+        return str(self.info.device)
+
+
+@contextmanager
+def cluster(monkeypatch, num_gpus, pools):
+    """Start these pools on a cluster of one node that somebody else has started."""
+    monkeypatch.setattr("rlcore.controller.ray_runtime._RayHost", Seen)
+    options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING}
+    ray.init(num_cpus=4, num_gpus=num_gpus, **options)
+    runtime = make_runtime(RuntimeConfig(name="ray"))
+    try:
+        runtime.start(pools, {})
+        yield runtime
+    finally:
+        runtime.shutdown()
+        ray.shutdown()
+
+
+def test_auto_is_cuda_where_the_cluster_has_gpus_and_the_controller_none(monkeypatch, caplog):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    with cluster(monkeypatch, 4, {"main": PoolConfig(), "other": PoolConfig(device="cpu")}) as runtime:
+        assert (runtime.device("main"), runtime.device("other")) == ("cuda", "cpu")
+        assert runtime.wait([runtime.submit("main", 0, "device")], "device", 30) == ["cuda:0"]
+    assert "pools.main.device=auto is cuda: 1 of 1 nodes of the cluster have GPUs" in caplog.text
+
+
+def test_auto_is_cpu_where_only_the_controller_has_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+    with cluster(monkeypatch, 0, {"main": PoolConfig()}) as runtime:
+        assert runtime.device("main") == "cpu"
+
+
+def test_auto_never_falls_back_to_cpus_where_gpus_do_not_suffice(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    with (
+        pytest.raises(CapacityError, match="2 CPU and 2 GPU on each of 1 nodes; the cluster has 4 CPU and 1 GPU"),
+        cluster(monkeypatch, 1, {"main": PoolConfig(devices_per_node=2)}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("setting", "device", "took"), [("auto", "cpu", 0), ("auto", "cuda", 1), ("always", "cpu", 1)])
+def test_turns_planned_for_gpus_are_not_taken_on_cpus(monkeypatch, setting, device, took):
+    left = []
+    group = SimpleNamespace(offload=lambda: left.append("actor"))
+    monkeypatch.setattr("rlcore.trainer.launch._spawn", lambda plan, runtime, role: group)
+    monkeypatch.setattr("rlcore.trainer.launch.Roles", lambda *_, **__: SimpleNamespace(take_turns=lambda groups: None))
+    monkeypatch.setattr("rlcore.trainer.launch.sampling", lambda config: None)
+    config = SimpleNamespace(take_turns=setting, pools={}, sampling=SimpleNamespace(samples_per_prompt=1), reward=None)
+    plan = SimpleNamespace(config=config, placement={"actor": "m", "rollout": "m"}, turns=("actor",), rewards=())
+    runtime = SimpleNamespace(start=lambda pools, env: None, device=lambda pool: device)
+
+    start_roles(plan, runtime, None, ["actor", "rollout"], print)
+
+    assert len(left) == took
