@@ -2,6 +2,7 @@
 # make test         set up, then run every test of the core, and of the plugins whose tests are quick
 # make test-plugins the tests of all plugins that live beside the core in one environment
 # make test-vllm    the tests of rlcore-vllm with the real engine, in an environment of its own (test-sglang: likewise)
+# make test-gpu     the tests that need a GPU, in the environments that are there; everything lands in outputs/gpu.txt
 # make lint         ruff and mypy
 # make bench        the benchmarks; figures and how to read them: benchmarks/README.md
 #
@@ -22,7 +23,12 @@ EXTRAS_rlcore-fsdp := [lora]
 QUICK := $(addprefix plugins/rlcore-,algorithms environments rewards workbench)
 TESTED ?= $(PLUGINS)
 
-.PHONY: quickstart test test-plugins $(ENGINES:%=test-%) lint bench clean
+# FOLDER:ENVIRONMENT of each package with tests that need a GPU.
+GPU_FOLDERS := $(sort $(patsubst %/tests/,%,$(dir $(shell grep -l "mark\.gpu" plugins/*/tests/*.py))))
+GPU_TESTED := $(foreach folder,$(GPU_FOLDERS),$(folder):$(if $(filter $(ENGINES:%=plugins/rlcore-%),$(folder)),.venv-$(folder:plugins/rlcore-%=%),$(VENV)))
+GPU_REPORT := $(CURDIR)/outputs/gpu.txt
+
+.PHONY: quickstart test test-plugins $(ENGINES:%=test-%) test-gpu lint bench clean
 
 quickstart: $(VENV)/.ready
 	$(BIN)/rlcore train preset=quickstart
@@ -47,6 +53,19 @@ $(ENGINES:%=test-%): test-%: .venv-%/.ready
 		echo "== $$file =="; \
 		(cd $$(dirname $$file)/.. && $(CURDIR)/.venv-$*/bin/python -m pytest tests/$$(basename $$file)) || exit 1; \
 	done
+
+test-gpu:
+	@mkdir -p $(dir $(GPU_REPORT))
+	@{ date; uname -a; nvidia-smi && nvidia-smi topo -m; } >$(GPU_REPORT) 2>&1 || echo "nvidia-smi failed: see $(GPU_REPORT)"
+	@failed=0; \
+	for tested in $(GPU_TESTED); do \
+		folder=$${tested%%:*}; python=$(CURDIR)/$${tested#*:}/bin/python; \
+		echo "== $$folder in $${tested#*:} ==" | tee -a $(GPU_REPORT); \
+		{ $$python -m pip list --format=freeze && cd $$folder && $$python -m pytest -m gpu -v -ra --durations=20; } \
+			>>$(GPU_REPORT) 2>&1 || failed=1; \
+		cd $(CURDIR); tail -n 1 $(GPU_REPORT); \
+	done; \
+	echo "report: $(GPU_REPORT)"; exit $$failed
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -71,6 +71,8 @@ class Host:
         import torch
 
         torch.set_num_threads(info.threads)
+        if info.device != "cpu":
+            torch.cuda.set_device(info.device)  # collectives and meshes use the current device
         self.info = info
         self.node = socket.gethostname()
         self._store = store

@@ -10,6 +10,13 @@ from pathlib import Path
 
 import pytest
 
+
+def pytest_configure(config):
+    from rlcore.testing.gpus import hide_gpus
+
+    hide_gpus(config)
+
+
 ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS", Path(__file__).parents[4] / "shared"))
 
 

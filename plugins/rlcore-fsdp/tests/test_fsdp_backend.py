@@ -3,9 +3,11 @@
 import importlib.metadata
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from fsdp_cases import fsdp_weights, make_fsdp, make_local
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.attention import fits_kernel
@@ -449,3 +451,20 @@ def test_a_library_of_another_version_is_refused_with_the_line_to_type(path, mon
     assert first.startswith("backend=fsdp was written for torch")
     assert first.endswith("and torch 2.9.1 is installed")
     assert second.startswith("Type  pip install 'torch")
+
+
+def test_grid_selects_its_gpu_before_a_mesh_guesses_one(monkeypatch):
+    """A warning would fail this test; the CUDA device is pretended."""
+    selected = []
+    handle = SimpleNamespace(
+        is_initialized=lambda: bool(selected), device_count=lambda: 1, set_device=lambda device: None
+    )
+    monkeypatch.setattr("torch.cuda.set_device", selected.append)
+    monkeypatch.setattr("torch.distributed.device_mesh._get_device_handle", lambda kind: handle)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        make_grid(FSDPConfig(), BackendContext(device="cuda:0"))
+    finally:
+        dist.destroy_process_group()
+
+    assert selected == ["cuda:0"]

@@ -8,7 +8,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_configure(config):
-    """Warnings are errors, but not those that megatron-core gives its own callers."""
+    """Hide GPUs; warnings are errors, but not those that megatron-core gives its own callers."""
+    from rlcore.testing.gpus import hide_gpus
+
+    hide_gpus(config)
     for kind in ("DeprecationWarning", "UserWarning"):
         config.addinivalue_line("filterwarnings", rf"ignore::{kind}:megatron\.")
     config.addinivalue_line("filterwarnings", r"ignore:`torch\.distributed\.\w+` is deprecated:FutureWarning")

@@ -14,6 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 
+def pytest_configure(config):
+    from rlcore.testing.gpus import hide_gpus
+
+    hide_gpus(config)
+
+
 class Answers:
     """What a server of the tests says, and what it was asked."""
 

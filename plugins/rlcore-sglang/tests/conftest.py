@@ -20,6 +20,12 @@ from rlcore.protocols.rollout import RolloutContext
 from rlcore.testing.model import small_model as make_small_model
 
 
+def pytest_configure(config):
+    from rlcore.testing.gpus import hide_gpus
+
+    hide_gpus(config)
+
+
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory):
     """A Qwen2 with tied embeddings."""

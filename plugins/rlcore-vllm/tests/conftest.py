@@ -25,6 +25,13 @@ sys.path.append(_PLUGIN)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _PLUGIN)))
 SCHEDULING = "RLCORE_TEST_ASYNC_SCHEDULING"
 """Environment variable; with 1, engines schedule asynchronously, as on a GPU. See async_scheduling/."""
+
+def pytest_configure(config):
+    from rlcore.testing.gpus import hide_gpus
+
+    hide_gpus(config)
+
+
 ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS", Path(__file__).parents[4] / "shared"))
 
 

@@ -13,6 +13,12 @@ os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
 import pytest
 
 
+def pytest_configure(config):
+    from rlcore.testing.gpus import hide_gpus
+
+    hide_gpus(config)
+
+
 @pytest.fixture(scope="session")
 def rlcore():
     """Run `rlcore …` as a stranger would."""

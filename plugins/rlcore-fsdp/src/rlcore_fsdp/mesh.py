@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -44,6 +45,8 @@ def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
     dp_size = data_parallel_size(config, world)
     inner = world // dp_size
     kind = context.device.partition(":")[0]
+    if kind == "cuda":
+        torch.cuda.set_device(context.device)  # a mesh guesses otherwise, with a warning
     _need_process_group(world, kind)
     sizes = {"replicate": config.replicate, "fsdp": world // config.replicate // config.tensor_parallel}
     if config.tensor_parallel > 1:
