@@ -16,7 +16,7 @@ from rlcore.trainer.launch import start_roles
 class Seen:
     """Stands for a host: its device is pretended, and torch would look for it."""
 
-    def __init__(self, info):
+    def __init__(self, info, alone):
         self.info = info
 
     def act(self, action, args=()):

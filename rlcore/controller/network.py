@@ -16,16 +16,20 @@ logger = logging.getLogger(__name__)
 _SIOCGIFADDR = 0x8915
 
 
-def use_interface_of(address: str) -> None:
-    """Make gloo and NCCL use the interface that carries this address, unless the environment names another."""
+def use_interface_of(address: str, *, alone: bool) -> None:
+    """Make gloo and NCCL use the interface that carries this address, unless the environment names another.
+
+    Args:
+        alone: the pool has no other machine, so that gloo can use the loopback interface.
+    """
     if sys.platform != "linux":
         return
     name = interface_of(address)
     if name is None:
         logger.warning("no network interface of this machine has %s; gloo uses the address of the host name", address)
         return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    if name != "lo":  # NCCL chooses well on one machine, and a group with a server may need more than loopback
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if alone else name)
+    if name != "lo":  # groups of weights reach beyond the pool
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
 
 

@@ -65,8 +65,8 @@ class RayStore:
 class _RayHost:
     """The actor: a Host, and a second thread that answers while the first one works."""
 
-    def __init__(self, info: HostInfo) -> None:
-        use_interface_of(self.address())
+    def __init__(self, info: HostInfo, alone: bool) -> None:
+        use_interface_of(self.address(), alone=alone)
         self._host = Host(info, RayStore())
 
     def act(self, action: str, args: tuple[Any, ...] = ()) -> Any:  # in one: Ray serializes each argument by itself
@@ -208,7 +208,8 @@ class RayRuntime:
                     world_size=pool.num_devices,
                     device="cuda:0" if pool.device == "cuda" else "cpu",
                     threads=pool.cpus_per_device,
-                )
+                ),
+                alone=pool.nodes == 1,
             )
             for rank in range(pool.num_devices)
         ]

@@ -192,8 +192,8 @@ class Broadcast:
 def _gloo_options(meeting_address: str, timeout: timedelta) -> Any:
     """Return options for a group that may be wider than the pool of this process.
 
-    The interface of the pool may be `lo`, as on a local Ray cluster, while the weights go to a server elsewhere. So gloo
-    listens at the address from which this machine reaches the meeting point.
+    A pool on one node uses `lo`, while the weights may go to another machine. So gloo listens at the address from which
+    this machine reaches the meeting point.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
