@@ -1,32 +1,47 @@
 """device=auto on a Ray cluster with pretended GPUs, seen from a process that has none."""
 
 import logging
+import os
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import ray
 
 from rlcore.controller.pool import PoolConfig
+from rlcore.controller.ray_runtime import _RayHost
 from rlcore.controller.runtime import RuntimeConfig, make_runtime
 from rlcore.errors import CapacityError
 from rlcore.trainer.launch import start_roles
 
 
 class Seen:
-    """Stands for a host: its device is pretended, and torch would look for it."""
+    """Stands for a host whose device is pretended: PyTorch would look for it."""
 
-    def __init__(self, info, alone):
+    def __init__(self, info, store):
         self.info = info
 
-    def act(self, action, args=()):
+    def device(self):
         return str(self.info.device)
+
+    def visible(self):
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+class SeenHost(_RayHost):
+    """The actor, with the pretended host in it."""
+
+    def __init__(self, info, alone):
+        with mock.patch("rlcore.controller.ray_runtime.Host", Seen):
+            super().__init__(info, alone)
 
 
 @contextmanager
 def cluster(monkeypatch, num_gpus, pools):
     """Start these pools on a cluster of one node that somebody else has started."""
-    monkeypatch.setattr("rlcore.controller.ray_runtime._RayHost", Seen)
+    monkeypatch.setattr("rlcore.controller.ray_runtime._RayHost", SeenHost)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING}
     ray.init(num_cpus=4, num_gpus=num_gpus, **options)
     runtime = make_runtime(RuntimeConfig(name="ray"))
@@ -78,3 +93,13 @@ def test_turns_planned_for_gpus_are_not_taken_on_cpus(monkeypatch, setting, devi
     start_roles(plan, runtime, None, ["actor", "rollout"], print)
 
     assert len(left) == took
+
+
+def test_host_takes_its_own_gpu_where_ray_does_not_set_it(monkeypatch):
+    """Clusters of other frameworks often set this variable; then every process sees all GPUs."""
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+
+    with cluster(monkeypatch, 2, {name: PoolConfig(device="cuda") for name in ("a", "b")}) as runtime:
+        handles = [runtime.submit(name, 0, "visible") for name in ("a", "b")]
+
+        assert sorted(runtime.wait(handles, "visible", 30)) == ["0", "1"]

@@ -67,6 +67,8 @@ class _RayHost:
 
     def __init__(self, info: HostInfo, alone: bool) -> None:
         use_interface_of(self.address(), alone=alone)
+        if info.device != "cpu":  # Ray has done so, except where RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
         self._host = Host(info, RayStore())
 
     def act(self, action: str, args: tuple[Any, ...] = ()) -> Any:  # in one: Ray serializes each argument by itself
