@@ -84,8 +84,8 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.rewards.signature": "arguments check_columns read_signature required_columns",
     # tools around a run
     "rlcore.surface": "private_imports",
-    "rlcore.config.build": "build_plugin flatten",
-    "rlcore.config.compose": "compose presets",
+    "rlcore.config.build": "build_plugin flatten type_of",
+    "rlcore.config.compose": "PLUGIN_SECTIONS compose presets",
     "rlcore.hooks": "Check Hooks hookimpl",
     "rlcore.quickstart": "Assets Recipe cache_directory prepare",
     "rlcore.registry.known": "known_names",

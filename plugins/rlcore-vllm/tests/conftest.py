@@ -26,6 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONP
 SCHEDULING = "RLCORE_TEST_ASYNC_SCHEDULING"
 """Environment variable; with 1, engines schedule asynchronously, as on a GPU. See async_scheduling/."""
 
+
 def pytest_configure(config):
     from rlcore.testing.gpus import hide_gpus
 
