@@ -140,5 +140,5 @@ def test_option_that_changes_what_attention_means_is_refused(option):
     module = torch.nn.Linear(1, 1)
     states = torch.zeros(1, 1, 1, 4)
 
-    with pytest.raises(ModelError, match=f"Linear asks for attention with '{option}'.*\nUse another backend"):
+    with pytest.raises(ModelError, match=f"Linear asks for attention with '{option}'.*\nNo backend takes it"):
         packed_attention(module, states, states, states, None, packing=Packing([1], "cpu"), **{option: torch.ones(1)})

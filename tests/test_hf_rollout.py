@@ -489,8 +489,8 @@ def test_bfloat16_engine_is_near_the_float32_one(stories, plain, prompts):
 @pytest.mark.parametrize(
     ("config_class", "options", "message"),
     [
-        ("MambaConfig", {"state_size": 4}, "cannot run MambaForCausalLM"),
-        ("GptOssConfig", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+        ("MambaConfig", {"state_size": 4}, "rollout=hf cannot run MambaForCausalLM: .*"),
+        ("GptOssConfig", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux, .*rollout=hf .*"),
     ],
     ids=["a state instead of keys", "attention sinks"],
 )
@@ -505,7 +505,5 @@ def test_family_that_the_cache_cannot_hold_is_refused_with_another_engine_to_typ
     config = getattr(transformers, config_class)(**sizes, **heads, **ends, **options)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
 
-    with pytest.raises(
-        ModelError, match=f"rollout=hf cannot run .*{message.split()[-1]}.*\nUse another engine .*=vllm"
-    ):
+    with pytest.raises(ModelError, match=message + "\nUse another engine .*=vllm"):
         make_engine(str(tmp_path))

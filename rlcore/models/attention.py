@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ NAME = "rlcore_packed"
 _MIN_FILL = 0.75
 """Samples share a bucket while the shortest fills at least this much of the longest."""
 _REFUSED = ("s_aux", "sinks", "head_mask")
+ADVICE = "No backend takes it: choose a model of another family, such as Llama, Qwen3, Gemma 3 or Mistral."
+"""Second line of every error that refuses a model for its attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Packing:
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
         self.device = device
-        starts = [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()]
+        starts = [0, *accumulate(lengths)]
         self._total = starts[-1]
         samples = [(length, start) for length, start in zip(lengths, starts) if length]
         order = sorted(samples, key=lambda sample: (-sample[0], sample[1]))
@@ -90,7 +93,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: int | None,
     *,
     packing: Packing | None = None,
     scaling: float | None = None,
@@ -99,14 +102,19 @@ def packed_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function. query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D]."""
+    """Compute attention for transformers: query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D].
+
+    Args:
+        attention_mask: the window, from `window_of_mask`; some families pass it in no other way.
+    """
     refuse_unknown(module, options)
     if packing is None:
         raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
+    window = attention_mask if sliding_window is None else sliding_window
     outputs = []
     for bucket in packing.buckets:
         q, k, v = (_side_by_side(states[0], bucket) for states in (query, key, value))
-        out = attend(q, k, v, scaling=scaling, window=sliding_window, softcap=softcap)
+        out = attend(q, k, v, scaling=scaling, window=window, softcap=softcap)
         flat = out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])
         outputs.append(flat if bucket.places is None else flat.index_select(0, bucket.places))
     return packing.merge(outputs)[None], None
@@ -140,12 +148,12 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: 
 
 
 def refuse_unknown(module: Any, options: dict[str, Any]) -> None:
-    """Options that change what attention means must not be passed over."""
+    """Raise ModelError for an option that changes what attention computes."""
     for name in _REFUSED:
         if options.get(name) is not None:
             raise ModelError(
                 f"{type(module).__name__} asks for attention with '{name}', which rlcore's own attention does not have\n"
-                "Use another backend and rollout for this model."
+                f"{ADVICE}"
             )
 
 
@@ -163,4 +171,9 @@ def register() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, lambda *args, **options: None)
+    AttentionMaskInterface.register(NAME, window_of_mask)
+
+
+def window_of_mask(*args: Any, local_size: int | None = None, **options: Any) -> int | None:
+    """Return the window of a mask that transformers wants, in place of the mask; chunks are refused elsewhere."""
+    return local_size

@@ -5,6 +5,7 @@ Logits exist for one chunk of tokens at a time, and are computed again in the ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from rlcore.errors import ModelError
 from rlcore.models import attention
 from rlcore.models.attention import Packing
+from rlcore.models.comparison import check_attention
 
 _CHUNK_VALUES = 2**25
 """Logits in one chunk: 128 MB in float32."""
@@ -61,7 +63,7 @@ class TokenHead:
 
 
 def hidden_states(model: Any, input_ids: Tensor, packing: Packing) -> Tensor:
-    """[T, hidden] of packed samples, after the last norm."""
+    """Return the [T, hidden] states of packed samples, after the last norm."""
     out = model.base_model(
         input_ids=input_ids, position_ids=packing.position_ids, attention_mask=None, use_cache=False, packing=packing
     )
@@ -69,30 +71,19 @@ def hidden_states(model: Any, input_ids: Tensor, packing: Packing) -> Tensor:
     return states
 
 
-@torch.no_grad()
 def use_packed_attention(model: Any, head: TokenHead) -> None:
-    """Switch the model to the packed attention, and compare two packed samples with what it computes by itself.
+    """Switch the model to the packed attention, and compare packed samples with what it computes by itself.
 
     Raises:
-        ModelError: samples reach each other by another way than attention, or its class does something to attention or
-            logits that is not known here.
+        ModelError: samples affect each other, or the class does something to attention or logits that is not known
+            here.
     """
-    device = next(model.parameters()).device
-    ids = torch.arange(1, 7, device=device) % model.config.get_text_config().vocab_size
-    samples = (ids, ids[2:])
-    own = torch.cat([model(sample[None], use_cache=False).logits[0].float() for sample in samples])
-    packing = Packing([len(sample) for sample in samples], device)
-    try:
-        model.set_attn_implementation(attention.NAME)
-        found = head.logits(hidden_states(model, torch.cat(samples)[None], packing))
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(_unsupported(model, str(error))) from error
-    difference = float((found - own).abs().max()) / max(1.0, float(own.abs().max()))
-    if not difference <= _TOLERANCE:
-        raise ModelError(_unsupported(model, f"its logits differ by {difference:.2g} when samples are packed"))
 
+    def logits(samples: Sequence[Tensor]) -> Tensor:
+        packing = Packing([len(sample) for sample in samples], samples[0].device)
+        return head.logits(hidden_states(model, torch.cat(list(samples))[None], packing))
 
-def _unsupported(model: Any, reason: str) -> str:
-    return f"backend=local cannot train {type(model).__name__}: {reason}\nUse another backend for this model."
+    def refuse(reason: str) -> ModelError:
+        return ModelError(f"backend=local cannot train {type(model).__name__}: {reason}\n{attention.ADVICE}")
+
+    check_attention(model, attention.NAME, logits, tolerance=_TOLERANCE, refuse=refuse)

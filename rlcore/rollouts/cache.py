@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcore.errors import ModelError
-from rlcore.models.attention import Packing, capped_attention, packed_attention
+from rlcore.models.attention import Packing, capped_attention, packed_attention, window_of_mask
 
 NAME = "rlcore_cached"
 _MEANINGLESS = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
@@ -152,7 +152,7 @@ def cached_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: int | None,
     *,
     step: Prefill | Decode | None = None,
     dropout: float = 0.0,
@@ -162,24 +162,30 @@ def cached_attention(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function for models called with `step=`.
+    """Compute attention for transformers, in models called with `step=`.
+
+    Args:
+        attention_mask: the window, from `window_of_mask`; some families pass it in no other way.
 
     Raises:
         ModelError: the layer asks for something else than causal attention with window and soft cap.
     """
     unknown = [name for name, value in options.items() if value is not None and name not in _MEANINGLESS]
-    if step is None or unknown or is_causal is False or attention_mask is not None:
+    if step is None or unknown or is_causal is False or isinstance(attention_mask, Tensor):
         reason = ", ".join(unknown) or "something else than plain causal self-attention"
         raise ModelError(
             f"{type(module).__name__} asks its attention for {reason}, which rollout=hf does not have\n"
             "Use another engine for this model:  rollout=vllm"
         )
-    meaning = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
+    window = attention_mask if sliding_window is None else sliding_window
+    meaning = {"scaling": scaling, "sliding_window": window, "softcap": softcap}
     return step.attend(module, query, key, value, meaning), None
 
 
 def register() -> None:
-    """Make "rlcore_cached" known to transformers, which then makes no masks for it; may be called twice."""
+    """Make "rlcore_cached" known to transformers; may be called twice."""
     from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, cached_attention)
+    AttentionMaskInterface.register(NAME, window_of_mask)

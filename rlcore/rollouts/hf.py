@@ -13,12 +13,14 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcore.errors import ModelError
+from rlcore.models.comparison import check_attention
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -32,6 +34,8 @@ _REFILL_BELOW = 0.75
 """Waiting requests join when fewer than this share of a full batch still run: one by one they would cost a pass each."""
 _PREFILL_TOKENS = 16384
 """Prompt tokens in one pass."""
+_NUM_DECODED = 6
+"""Tokens of each sample that the comparison at start decodes; more than an attention window has while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,32 +331,34 @@ def _logits(model: Any, input_ids: Tensor, step: Prefill | Decode, **options: An
 
 
 @torch.inference_mode()
+def _cached_logits(model: Any, samples: Sequence[Tensor]) -> Tensor:
+    """Return [T, V] logits of all samples; the last tokens of each are computed one by one, as when decoding."""
+    device, lengths = samples[0].device, [len(sample) - _NUM_DECODED for sample in samples]
+    store = KeyValueCache()
+    longest = max(lengths) + _NUM_DECODED
+    store.reserve(len(samples), longest, limit=longest)
+    prompts = torch.cat([sample[:length] for sample, length in zip(samples, lengths)])
+    step = Prefill(store, lengths, range(len(samples)), 0, device)
+    places = torch.arange(len(prompts), device=device)
+    rows = list(torch.split(_logits(model, prompts[None], step, logits_to_keep=places)[0], lengths))
+    for number in range(_NUM_DECODED):
+        positions = [length + number for length in lengths]
+        newest = torch.stack([sample[place] for sample, place in zip(samples, positions)])[:, None]
+        logits = _logits(model, newest, Decode(store, positions, device))
+        rows = [torch.cat([row, new]) for row, new in zip(rows, logits)]
+    return torch.cat(rows).float()
+
+
 def _use_cached_attention(model: Any) -> None:
     """Switch the model to the cached attention, and compare it with the model's own on a few tokens.
 
     Raises:
         ModelError: the family keeps state elsewhere, or its attention means something else.
     """
-    device = next(model.parameters()).device
-    ids = torch.arange(1, 7, device=device) % model.config.get_text_config().vocab_size
-    own = [model(ids[start:][None], use_cache=False).logits[0].float() for start in (0, 2)]
-    model.set_attn_implementation(cache.NAME)
-    store = KeyValueCache()
-    store.reserve(2, 6, limit=6)
-    try:
-        step = Prefill(store, [4, 1], [0, 1], 0, device)
-        first = _logits(model, torch.cat([ids[:4], ids[2:3]])[None], step, logits_to_keep=step.last_tokens)[0]
-        second = _logits(model, torch.stack([ids[4:5], ids[3:4]]), Decode(store, [4, 1], device))[:, 0]
-        third = _logits(model, torch.stack([ids[5:6], ids[4:5]]), Decode(store, [5, 2], device))[:, 0]
-        found = torch.cat([first, second, third]).float()
-    except (AttributeError, KeyError, RuntimeError, TypeError, ModelError) as error:
-        raise ModelError(_unsupported(model, str(error))) from error
-    expected = torch.stack([own[0][3], own[1][0], own[0][4], own[1][1], own[0][5], own[1][2]])
+
+    def refuse(reason: str) -> ModelError:
+        advice = "Use another engine for this model:  rollout=vllm"
+        return ModelError(f"rollout=hf cannot run {type(model).__name__}: {reason}\n{advice}")
+
     tolerance = 1e-4 if model.dtype == torch.float32 else 5e-2
-    difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
-    if not difference <= tolerance:
-        raise ModelError(_unsupported(model, f"its logits differ by {difference:.2g} with cached keys and values"))
-
-
-def _unsupported(model: Any, reason: str) -> str:
-    return f"rollout=hf cannot run {type(model).__name__}: {reason}\nUse another engine for this model:  rollout=vllm"
+    check_attention(model, cache.NAME, partial(_cached_logits, model), tolerance=tolerance, refuse=refuse)

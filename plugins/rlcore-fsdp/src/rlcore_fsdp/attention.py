@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.models.attention import Packing, packed_attention, refuse_unknown
+from rlcore.models.attention import Packing, packed_attention, refuse_unknown, window_of_mask
 from rlcore_fsdp.context_parallel import heads_to_tokens, tokens_to_heads
 
 NAME = "rlcore_fsdp"
@@ -55,7 +55,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: int | None,
     *,
     packing: Layout | None = None,
     scaling: float | None = None,
@@ -64,14 +64,19 @@ def attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function. query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D]."""
+    """Compute attention for transformers: query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D].
+
+    Args:
+        attention_mask: the window, from `window_of_mask`; some families pass it in no other way.
+    """
     if packing is None:
         raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
     refuse_unknown(module, options)
+    window = attention_mask if sliding_window is None else sliding_window
     if packing.context is not None:
         query, key, value = (tokens_to_heads(states, packing.context) for states in (query, key, value))
     if query.is_cuda and softcap is None and fits_kernel(query, value):
-        out = _flash(query, key, value, packing, scaling, sliding_window)
+        out = _flash(query, key, value, packing, scaling, window)
     else:
         out, _ = packed_attention(
             module,
@@ -81,7 +86,7 @@ def attention(
             None,
             packing=packing.packing,
             scaling=scaling,
-            sliding_window=sliding_window,
+            sliding_window=window,
             softcap=softcap,
         )
     return (out if packing.context is None else heads_to_tokens(out, packing.context)), None
@@ -121,4 +126,4 @@ def register(*, compiled: bool = False) -> None:
 
     disable: Any = torch.compiler.disable
     AttentionInterface.register(NAME, disable(attention) if compiled else attention)
-    AttentionMaskInterface.register(NAME, lambda *args, **options: None)
+    AttentionMaskInterface.register(NAME, window_of_mask)

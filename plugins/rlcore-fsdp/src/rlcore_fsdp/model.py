@@ -7,7 +7,7 @@ to be computed as an argument. Shapes: T tokens of a micro-batch, t of this rank
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -24,6 +24,8 @@ from torch.distributed.fsdp import (
 )
 
 from rlcore.errors import ModelError
+from rlcore.models.attention import ADVICE
+from rlcore.models.comparison import check_attention
 from rlcore.models.load import check_directory, check_positions, check_same_files
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
@@ -277,38 +279,20 @@ def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
     weight.to_local().copy_(whole[own_part(weight)])
 
 
-@torch.no_grad()
 def _check_packing(packed: PackedModel, precision: str, device: torch.device) -> None:
-    """Compare two packed samples with what the model computes by itself, then leave packed attention on.
+    """Compare packed samples with what the model computes by itself, then leave packed attention on.
 
     Raises:
-        ModelError: samples reach each other, or the class does something to attention or logits that is unknown here.
+        ModelError: samples affect each other, or the class does something to attention or logits that is unknown here.
     """
     model = packed.model
-    ids = torch.arange(1, 7, device=device) % model.config.get_text_config().vocab_size
-    samples = (ids, ids[2:])
 
-    def own() -> Tensor:
-        return torch.cat([model(sample[None], use_cache=False).logits[0].float() for sample in samples])
-
-    def ours() -> Tensor:
-        hidden = packed.hidden(torch.cat(samples), Layout([len(sample) for sample in samples], device))
+    def logits(samples: Sequence[Tensor]) -> Tensor:
+        hidden = packed.hidden(torch.cat(list(samples)), Layout([len(sample) for sample in samples], device))
         return packed.rule(model.get_output_embeddings()(hidden))
 
-    expected: Tensor = packed(own)
-    try:
-        model.set_attn_implementation(attention.NAME)
-        found: Tensor = packed(ours)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, (ModelError, torch.OutOfMemoryError)):
-            raise
-        raise _unsupported(model, str(error)) from error
-    difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
-    if not difference <= _TOLERANCE[precision]:
-        raise _unsupported(model, f"its logits differ by {difference:.2g} when samples are packed")
+    def refuse(reason: str) -> ModelError:
+        name = type(model).__name__.removeprefix("FSDP")
+        return ModelError(f"backend=fsdp cannot train {name}: {reason}\n{ADVICE}")
 
-
-def _unsupported(model: Any, reason: str) -> ModelError:
-    return ModelError(
-        f"backend=fsdp cannot train {type(model).__name__}: {reason}\nUse another backend for this model."
-    )
+    check_attention(model, attention.NAME, logits, tolerance=_TOLERANCE[precision], refuse=refuse, run=packed)

@@ -1,0 +1,129 @@
+"""Compare the logits of a model whose attention was replaced with those of its own attention.
+
+Every backend and engine that replaces the attention of a transformers model calls `check_attention` when it
+starts. An attention window is thousands of tokens long, and a family may build it where the replacement does not see
+it, so the comparison is repeated with small windows. Shapes: T tokens of all samples, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlcore.errors import ModelError
+
+_SMALL = 4
+"""Tokens of a window during the comparison."""
+_LENGTHS = (13, 9)
+"""Tokens of the samples: three small windows and one more, and another length."""
+_LIMITS = (
+    "sliding_window",
+    "sliding_window_size",
+    "attention_window_size",
+    "window_size",
+    "local_attention",
+    "attention_chunk_size",
+    "floor_scale",
+    "log_scaling_n_floor",
+)
+"""Settings of configurations and layers: numbers of tokens beyond which attention computes something else."""
+
+
+@torch.no_grad()
+def check_attention(
+    model: Any,
+    name: str,
+    packed_logits: Callable[[Sequence[Tensor]], Tensor],
+    *,
+    tolerance: float,
+    refuse: Callable[[str], ModelError],
+    run: Callable[..., Tensor] = lambda compute, *args: compute(*args),
+) -> None:
+    """Switch `model` to the attention called `name`, and compare its logits with those of its own attention.
+
+    Args:
+        packed_logits: [T, V] logits of the samples with the new attention.
+        tolerance: largest difference, relative to the largest logit.
+        refuse: makes the error from a reason.
+        run: calls a function that reads parameters.
+
+    Raises:
+        ModelError: they differ, or the new attention cannot compute this model.
+    """
+    config = model.config.get_text_config()
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        raise refuse(f"its attention is cut into chunks, attention_chunk_size={config.attention_chunk_size}")
+    ids = torch.arange(1, 1 + _LENGTHS[0], device=next(model.parameters()).device)
+    samples = [ids[len(ids) - length :] % config.vocab_size for length in _LENGTHS]
+
+    def compare(when: str) -> Tensor:
+        model.set_attn_implementation("eager")
+        expected = run(own_logits, model, samples)
+        model.set_attn_implementation(name)
+        found = _attempt(run, packed_logits, samples, refuse)
+        difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+        if not difference <= tolerance:
+            raise refuse(f"its logits differ by {difference:.2g} when samples are {when}")
+        return expected
+
+    expected = compare("packed")
+    with small_limits(model) as limits, _uncompiled():
+        if limits and torch.equal(compare(f"longer than its {limits}"), expected) and _has_windows(config):
+            raise refuse(f"its {limits} cannot be changed, so longer samples cannot be compared")
+
+
+def _attempt(
+    run: Callable[..., Tensor],
+    packed_logits: Callable[[Sequence[Tensor]], Tensor],
+    samples: Sequence[Tensor],
+    refuse: Callable[[str], ModelError],
+) -> Tensor:
+    try:
+        return run(packed_logits, samples)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, (ModelError, torch.OutOfMemoryError)):
+            raise
+        raise refuse(f"{type(error).__name__}: {error}") from error
+
+
+def own_logits(model: Any, samples: Sequence[Tensor]) -> Tensor:
+    """Return the [T, V] logits that the model itself computes; padding on the right changes none of them."""
+    logits = model(pad_sequence(list(samples), batch_first=True), use_cache=False).logits
+    return torch.cat([row[: len(sample)] for row, sample in zip(logits, samples)]).float()
+
+
+@contextmanager
+def small_limits(model: Any) -> Iterator[str]:
+    """Shorten every attention window, and yield the settings with the values that they had."""
+    modules = list(model.modules())
+    configs = [module.config for module in modules if hasattr(module, "config")]
+    owners = {id(owner): owner for owner in (model.config.get_text_config(), *configs, *modules)}
+    changed = [
+        (owner, limit, value)
+        for owner in owners.values()
+        for limit in _LIMITS
+        if isinstance(value := vars(owner).get(limit), int) and value > _SMALL
+    ]
+    try:
+        for owner, limit, _ in changed:
+            setattr(owner, limit, _SMALL)
+        yield ", ".join(sorted({f"{limit}={value}" for _, limit, value in changed}))
+    finally:
+        for owner, limit, value in changed:
+            setattr(owner, limit, value)
+
+
+def _has_windows(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    return "sliding_attention" in kinds if kinds else getattr(config, "sliding_window", None) is not None
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Keep layers from being compiled for windows that no batch will have."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
