@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from rlcore_megatron.families import FAMILIES, Family, Rule, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles, write
 from rlcore_megatron.layout import Entry, Plan, Slice, check_once
@@ -137,6 +138,31 @@ def test_a_model_without_a_table_is_refused(model_type, message):
         family_of(config, FAMILIES, "DIR")
 
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("config_class", "changes", "setting"),
+    [
+        ("Qwen2Config", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("Qwen3Config", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("Qwen3MoeConfig", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("MistralConfig", {"sliding_window": 4096}, "sliding_window=4096"),
+        ("Llama4TextConfig", {"attention_chunk_size": 8192}, "attention_chunk_size=8192"),
+    ],
+)
+def test_attention_window_is_refused(config_class, changes, setting):
+    config = getattr(transformers, config_class)(**changes)
+    tables = {"mistral": FAMILIES["llama"], "llama4_text": FAMILIES["llama"], **FAMILIES}
+
+    with pytest.raises(ModelError, match=f"DIR has {setting}, and backend=megatron .*\nType  backend=fsdp"):
+        family_of(config, tables, "DIR")
+
+
+@pytest.mark.parametrize("config_class", ["LlamaConfig", "Qwen2Config", "Qwen3Config", "Qwen3MoeConfig"])
+def test_window_that_the_model_does_not_use_is_accepted(config_class):
+    config = getattr(transformers, config_class)(sliding_window=4096, norm_topk_prob=True)
+
+    assert family_of(config, FAMILIES, "DIR") is FAMILIES[config.model_type]
 
 
 def test_a_parameter_without_a_rule_is_named():

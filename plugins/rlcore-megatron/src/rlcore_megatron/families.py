@@ -100,6 +100,7 @@ _EXPERTS = (
     ),
 )
 
+_WINDOWS = ("sliding_window", "attention_chunk_size")
 _COMPUTED = "rotary_emb.inv_freq"
 """Old files hold these, which are computed from the configuration."""
 TOP = {
@@ -178,5 +179,11 @@ def family_of(config: Any, families: Mapping[str, Family], path: str) -> Family:
             raise ModelError(
                 f"model.path={path} has {name}={found}, and backend=megatron knows {config.model_type} with"
                 f" {name}={wanted} only\nType  backend=fsdp"
+            )
+    for name in _WINDOWS:
+        if hasattr(type(config), name) and getattr(config, name) is not None:  # others carry the field and ignore it
+            raise ModelError(
+                f"model.path={path} has {name}={getattr(config, name)}, and backend=megatron has no such window\n"
+                "Type  backend=fsdp"
             )
     return family
