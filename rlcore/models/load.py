@@ -91,14 +91,16 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: str = "eager") -> Any:
-    """A causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
+    """Load a causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
 
     Raises:
-        ModelError: not a model that can be loaded.
+        ModelError: it cannot be loaded, its weights are not those of its config.json, or some are not finite.
     """
     import torch
     import transformers
     from safetensors import SafetensorError
+
+    from rlcore.models.weights import check_finite, check_names
 
     directory = check_directory(path)
     transformers.utils.logging.disable_progress_bar()
@@ -125,7 +127,10 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"
             "Copy the whole directory again:  hf download OWNER/NAME --local-dir DIR"
         )
-    return model.to(device).eval()
+    check_names(found["unexpected_keys"], path, model._keys_to_ignore_on_load_unexpected or ())
+    model = model.to(device).eval()
+    check_finite(model.named_parameters(), path)
+    return model
 
 
 def check_positions(config: Any, path: str | Path) -> None:

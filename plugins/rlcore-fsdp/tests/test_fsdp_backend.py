@@ -1,6 +1,7 @@
 """What is particular to this backend in one process: packing, adapters, precision, what it says about bad input."""
 
 import importlib.metadata
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_cases import fsdp_weights, make_fsdp, make_local
+from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp, make_local
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.attention import fits_kernel
 from rlcore_fsdp.memory import OutOfMemory
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.testing import run_ranks
 from rlcore.testing.families import WINDOW, make_family
 from rlcore.testing.training import FAMILIES, GENTLE, make_batch, policy_loss, save_model, train
 
@@ -403,6 +405,8 @@ def test_the_flash_kernel_is_used_for_heads_that_it_has(sizes, dtype, fits):
         ("missing", r"lacks \d+ weights of Qwen2ForCausalLM, the first is"),
         ("garbage", "has a damaged file"),
         ("shape", r"has shape \[61, 32\], and its config.json wants \[70, 32\]"),
+        ("fewer layers", r"holds 12 weights that its config.json has no place for, the first is model\.layers\.1\."),
+        ("not finite", r"model\.layers\.1\.mlp\.up_proj\.weight has 1 values that are not finite\nCopy the whole"),
     ],
 )
 def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
@@ -414,12 +418,36 @@ def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
         save_file(weights, file)
     elif damage == "garbage":
         file.write_bytes(b"\xff" * 1000)
+    elif damage == "fewer layers":
+        config = json.loads((broken / "config.json").read_text())
+        changed = {**config, "num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}
+        (broken / "config.json").write_text(json.dumps(changed))
+    elif damage == "not finite":
+        weights = load_file(file)
+        weights["model.layers.1.mlp.up_proj.weight"][3, 2] = float("nan")
+        save_file(weights, file)
     else:
         config = (broken / "config.json").read_text()
         (broken / "config.json").write_text(config.replace('"vocab_size": 61', '"vocab_size": 70'))
 
     with pytest.raises(ModelError, match=text):
         make_fsdp(str(broken))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
+def test_weights_that_the_model_does_not_compute_with_are_ignored(model_type, tmp_path):
+    make_family(model_type).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    other = {"layers.0.attention.wq.weight": torch.ones(2, 2)}
+    more = (
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.2.eh_proj.weight",
+        "model.layers.2.enorm.weight",
+    )
+    save_file(weights | {name: torch.ones(2) for name in more}, tmp_path / "model.safetensors")
+    save_file(other, tmp_path / "consolidated.safetensors")
+
+    make_fsdp(str(tmp_path))
 
 
 @pytest.mark.parametrize("where", ["model", "loss"])
@@ -500,3 +528,23 @@ def test_window_that_attention_does_not_see_is_refused(tmp_path, monkeypatch):
 
     with pytest.raises(ModelError, match=r"cannot train PhimoeForCausalLM: .* longer than its sliding_window=64"):
         make_fsdp(str(tmp_path))
+
+
+def build_on_rank(rank, world, directory, path):
+    """Return what a rank says about a weight that is not finite in the rows of the last rank."""
+    try:
+        make_fsdp(path, context={"rank": rank, "world_size": world})
+    except ModelError as error:
+        return str(error)
+
+
+def test_every_rank_names_a_weight_that_is_not_finite_on_one_of_them(path, tmp_path):
+    broken = Path(shutil.copytree(path, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][-1, 2] = float("inf")
+    save_file(weights, broken / "model.safetensors")
+
+    reports = run_ranks(2, build_on_rank, tmp_path, str(broken), preload=PRELOAD, timeout_s=120)
+
+    assert len(set(reports)) == 1
+    assert "model.layers.1.mlp.up_proj.weight has 1 values that are not finite\n" in reports[0]

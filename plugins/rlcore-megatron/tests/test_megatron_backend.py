@@ -615,6 +615,8 @@ def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_
             r"has 1 tensors that the table of its family does not know, the first is model\.layers\.0\.extra\.weight",
         ),
         ("shape", r"has shape \[61, 32\], and \[70, 32\] is wanted"),
+        ("fewer layers", r"holds 11 weights that its config.json has no place for, the first is model\.layers\.3\."),
+        ("not finite", r"model\.layers\.1\.mlp\.down_proj\.weight has 1 values that are not finite\nCopy the whole"),
     ],
 )
 def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
@@ -628,6 +630,14 @@ def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
         save_file(load_file(file) | {"model.layers.0.extra.weight": torch.zeros(2)}, file)
     elif damage == "garbage":
         file.write_bytes(b"\xff" * 1000)
+    elif damage == "fewer layers":
+        config = json.loads((broken / "config.json").read_text())
+        changed = {**config, "num_hidden_layers": 3, "layer_types": config["layer_types"][:3]}
+        (broken / "config.json").write_text(json.dumps(changed))
+    elif damage == "not finite":
+        weights = load_file(file)
+        weights["model.layers.1.mlp.down_proj.weight"][3, 2] = float("nan")
+        save_file(weights, file)
     else:
         config = (broken / "config.json").read_text()
         (broken / "config.json").write_text(config.replace('"vocab_size": 61', '"vocab_size": 70'))

@@ -6,7 +6,7 @@ conversion, one parameter at a time. Peak memory of a rank is its shard and one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcore.errors import ModelError
+from rlcore.models.weights import check_names, weight_files
 
 
 class Conversion:
@@ -42,6 +43,11 @@ class Conversion:
             key, self._renamings, self._converters, prefix, self._wanted
         )
         return renamed
+
+    def check_names(self, names: Iterable[str], directory: Path) -> None:
+        """Raises: ModelError: a name is not one of the model, and its class does not declare that it ignores it."""
+        ignored = self._model._keys_to_ignore_on_load_unexpected or ()
+        check_names(set(names) - self._wanted.keys(), directory, ignored)
 
     def convert(self, name: str, parts: list[tuple[str, str, Callable[[], Tensor]]]) -> dict[str, Tensor]:
         """Parameters from their parts (key, pattern, how to read it); `name` is the first of them."""
@@ -68,12 +74,13 @@ def load_shards(parameters: Mapping[str, Tensor], directory: Path, conversion: C
     """Fill parameters and buffers (Hugging Face name -> local tensor or DTensor) from the files of a model directory.
 
     Raises:
-        ModelError: a weight is missing or has another shape, or a file is damaged.
+        ModelError: a weight is missing, not part of the model, or has another shape, or a file is damaged.
     """
     missing = set(parameters)
     with ExitStack() as files, torch.no_grad():
         try:
             whole, pieces = _sources(directory, conversion, files)
+            conversion.check_names([*(name for name, _, _ in whole), *pieces], directory)
             for name, file, key in whole:
                 if name in parameters:
                     _fill(parameters[name], file.get_slice(key), name, directory)
@@ -98,7 +105,7 @@ def _sources(directory: Path, conversion: Conversion, files: ExitStack) -> tuple
     """[(name, file, key)] of tensors that are parameters, and name -> parts of those that are not."""
     whole: list[Any] = []
     pieces: dict[str, list[Any]] = {}
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in weight_files(directory):
         file = files.enter_context(safe_open(path, "pt"))
         for key in list(file.keys()):
             name, pattern = conversion.target(key)
@@ -127,9 +134,14 @@ def _fill(parameter: Tensor, source: Any, name: str, directory: Path) -> None:
             f"model.path={directory}: {name} has shape {shape}, and its config.json wants {list(parameter.shape)}\n"
             "Copy the whole directory again."
         )
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = local_part(parameter)
     if local.numel():
         local.copy_(source[own_part(parameter)])
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this rank stores."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def own_part(tensor: Tensor) -> tuple[slice, ...]:

@@ -27,13 +27,14 @@ from rlcore.errors import ModelError
 from rlcore.models.attention import ADVICE
 from rlcore.models.comparison import check_attention
 from rlcore.models.load import check_directory, check_positions, check_same_files
+from rlcore.models.weights import check_finite
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import HEAD_FILE, VALUE_HEAD
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.head import LogitRule, token_statistics
-from rlcore_fsdp.load import Conversion, load_shards, own_part, persistent_buffers
+from rlcore_fsdp.load import Conversion, load_shards, local_part, own_part, persistent_buffers
 from rlcore_fsdp.mesh import Grid
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
@@ -145,7 +146,9 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     _shard(packed, layers, model, config, grid)
     _materialise(packed, torch.device("cpu") if config.cpu_offload else device)
     named = {lora.plain_name(name): tensor for name, tensor in packed.stored().items()}
-    load_shards({n: p for n, p in named.items() if not lora.is_adapter(n)}, directory, conversion)
+    stored = {n: p for n, p in named.items() if not lora.is_adapter(n)}
+    load_shards(stored, directory, conversion)
+    check_finite(((n, local_part(p)) for n, p in stored.items()), directory, together=True)
     lora.start_adapters({n: p for n, p in named.items() if lora.is_adapter(n)}, context.seed)
     for module in packed.modules():  # with cpu_offload, FSDP brings parameters to the device and nothing else
         for name, buffer in module.named_buffers(recurse=False):

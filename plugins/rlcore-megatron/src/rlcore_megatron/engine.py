@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from rlcore.errors import ModelError
 from rlcore.models.load import check_directory, check_same_files
+from rlcore.models.weights import check_finite, check_names, weight_files
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore_megatron import checkpoint
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.families import Family, family_of, unknown_tensors
+from rlcore_megatron.families import Family, beyond_last_layer, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles
 from rlcore_megatron.fit import hf_config_of
 from rlcore_megatron.grid import make_grid
@@ -225,18 +226,19 @@ class Engine:
         made_here = {VALUE_HEAD}
         entries = [(p, e) for p, e in self._model.entries.items() if not made_here & set(e.names)]
         trained_head = self._source / checkpoint.HEAD_FILE
-        of_model = (path for path in self._source.glob("*.safetensors") if path != trained_head)
-        with TensorFiles(self._source, of_model) as files:
+        with TensorFiles(self._source, weight_files(self._source)) as files:
             unknown = unknown_tensors(family, files.shapes)
             if unknown:
                 raise ModelError(
                     f"{self._source} has {len(unknown)} tensors that the table of its family does not know, the first is"
                     f" {unknown[0]}\nType  backend=fsdp, or add a table: README of rlcore-megatron, 'A family of models'"
                 )
+            check_names(beyond_last_layer(files.shapes, self._sizes["num_hidden_layers"]), self._source)
             files.check(where for _, entry in entries for where in entry.slices(device))
             for parameter, entry in entries:
                 parts = [files.read(where) for where in entry.slices(device)]
                 parameter.copy_(entry.weave(parts))
+        check_finite(((", ".join(e.names), parameter) for parameter, e in entries), self._source, together=True)
         for parameter, entry in self._model.entries.items() if trained_head.is_file() else ():
             if entry.names == (VALUE_HEAD,):
                 parameter.copy_(load_file(trained_head)[VALUE_HEAD])

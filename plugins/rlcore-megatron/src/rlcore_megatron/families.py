@@ -160,6 +160,12 @@ def unknown_tensors(family: Family, names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if not known.fullmatch(name) and not name.endswith(_COMPUTED))
 
 
+def beyond_last_layer(names: Iterable[str], num_layers: int) -> list[str]:
+    """Return the Hugging Face tensors of layers that the model does not have."""
+    layers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in names}
+    return [name for name, layer in layers.items() if layer and int(layer[1]) >= num_layers]
+
+
 def family_of(config: Any, families: Mapping[str, Family], path: str) -> Family:
     """The family of a Hugging Face configuration.
 

@@ -1,0 +1,81 @@
+"""The weights of a model directory: which files hold them, and whether they are those of its config.json.
+
+Every loader calls both checks: `local` and `hf` through `load_model`, the others where they read the files themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlcore.errors import ModelError
+
+_COMPUTED = r"rotary_emb\.inv_freq$"
+"""Old files hold these, which are computed from the configuration."""
+_DRAFT = "eh_proj.weight"
+"""In each layer that predicts a token further ahead, which DeepSeek V3 and its like have after the last one."""
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files that transformers reads; a directory may hold the same weights in another layout too."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
+    return sorted(directory.glob("*.safetensors"))
+
+
+def check_names(unexpected: Iterable[str], path: str | Path, ignored: Iterable[str] = ()) -> None:
+    """Check the names of weights that the model has no parameter for.
+
+    Args:
+        ignored: patterns of names that its class declares to ignore.
+
+    Raises:
+        ModelError: other names are among them.
+    """
+    names = sorted(unexpected)
+    known = re.compile("|".join([_COMPUTED, *ignored]))
+    drafts = tuple(name.removesuffix(_DRAFT) for name in names if name.endswith(_DRAFT))
+    extra = [name for name in names if not known.search(name) and not name.startswith(drafts)]
+    if extra:
+        raise ModelError(
+            f"model.path={path} holds {len(extra)} weights that its config.json has no place for, the first is"
+            f" {extra[0]}\n"
+            "Give it the config.json of these weights: with fewer layers, for one, a smaller model would be trained."
+        )
+
+
+def check_finite(named: Iterable[tuple[str, Tensor]], path: str | Path, *, together: bool = False) -> None:
+    """Check the values of all weights.
+
+    Args:
+        together: each rank has a part of them; every rank calls it, and all raise what one has found.
+
+    Raises:
+        ModelError: names a weight with a value that is not finite.
+    """
+    found = next(filter(None, (_not_finite(name, weight) for name, weight in named)), "")
+    if together:
+        reports = [found] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(reports, found)
+        found = max(reports)
+    if found:
+        raise ModelError(
+            f"model.path={path}: {found}\n"
+            "Copy the whole directory again; if it came from training, take an earlier checkpoint."
+        )
+
+
+@torch.no_grad()
+def _not_finite(name: str, weight: Tensor) -> str:
+    if bool(weight.sum().isfinite()):  # reads the weight once and needs no memory, unlike isfinite of all values
+        return ""
+    count = int((~weight.isfinite()).sum())
+    return f"{name} has {count} values that are not finite" if count else ""
