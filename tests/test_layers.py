@@ -52,7 +52,7 @@ BUDGETS = {
     "hooks": 220,
     "controller": 1_550,
     "config": 650,
-    "models": 460,
+    "models": 470,
     "rewards": 800,
     "workers": 520,
     "algorithms": 450,

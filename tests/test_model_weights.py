@@ -1,6 +1,7 @@
 """Weights that do not belong to their config.json, or are not finite: refused with the name of a tensor."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from rlcore.errors import ModelError
 from rlcore.models.load import load_model
 from rlcore.models.weights import weight_files
 from rlcore.testing.families import make_family
+from rlcore.trainer.memory import ModelSize
 from tests.models import make_backend
 from tests.test_families import make_engine
 
@@ -39,6 +41,15 @@ def test_config_with_fewer_layers_than_the_weights_is_refused(make, tmp_path):
         " model.layers.1.input_layernorm.weight\n"
         "Give it the config.json of these weights: with fewer layers, for one, a smaller model would be trained."
     )
+
+
+@pytest.mark.parametrize("read", [load_model, lambda path: ModelSize.read(Path(path))], ids=["load_model", "plan"])
+def test_config_that_contradicts_itself_is_refused(read, tmp_path):
+    make_family("qwen2").save_pretrained(tmp_path)
+    change_config(tmp_path, num_hidden_layers=1)  # it has two layer_types
+
+    with pytest.raises(ModelError, match=r"config.json .*: `num_hidden_layers` \(1\) must be .*\nCopy the whole"):
+        read(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,26 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
+def read_config(directory: Path) -> Any:
+    """Read config.json; code that it names is never run.
+
+    Raises:
+        ModelError: transformers does not accept it.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        cause = error.__cause__ if isinstance(error, StrictDataclassError) else error
+        reason, _, _ = str(cause).partition("\n")
+        raise ModelError(
+            f"model.path={directory}: config.json cannot be used: {reason}\n"
+            "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
+        ) from error
+
+
 def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: str = "eager") -> Any:
     """Load a causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
 
@@ -105,9 +125,11 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
     directory = check_directory(path)
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    config = read_config(directory)
     try:
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
+            config=config,
             dtype=dtype or torch.float32,
             attn_implementation=attention,
             local_files_only=True,
@@ -121,7 +143,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
             f"model.path={path} cannot be loaded as a causal language model: {reason}\n"
             "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
         ) from error
-    check_positions(model.config, path)
+    check_positions(config, path)
     if missing := sorted(found["missing_keys"]):
         raise ModelError(
             f"model.path={path} lacks {len(missing)} weights of {type(model).__name__}, the first is {missing[0]}\n"

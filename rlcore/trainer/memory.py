@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import ModelError
+from rlcore.models.load import read_config
 
 _FLOAT32 = 4
 _ACTIVATIONS_PER_LAYER = 34
@@ -37,11 +38,9 @@ class ModelSize:
 
     @classmethod
     def read(cls, path: Path) -> ModelSize:
-        """From config.json and the headers of the safetensors files."""
-        from transformers import AutoConfig
-
+        """Read config.json and the headers of the safetensors files."""
+        whole = read_config(path)
         try:
-            whole = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             num_parameters = sum(_count_parameters(file) for file in path.glob("*.safetensors"))
         except (OSError, ValueError, KeyError, struct.error) as error:
             raise ModelError(

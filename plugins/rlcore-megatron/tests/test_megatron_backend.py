@@ -13,10 +13,11 @@ import torch
 from cpu_double import CPUMegatron
 from megatron_cases import PRELOAD, another_megatron, make_local, make_megatron, save_model
 from rlcore_megatron import MegatronBackend, MegatronConfig
-from rlcore_megatron.fit import check_divides, check_sizes, hf_config_of
+from rlcore_megatron.fit import check_divides, check_sizes
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ConfigError, ModelError
+from rlcore.models.load import read_config
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.testing import run_ranks
 from rlcore.testing.training import GENTLE, LENGTHS, column, make_batch, policy_loss, train, whole_weights
@@ -443,7 +444,7 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
 )
 def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, settings, message, tmp_path):
     with pytest.raises(ConfigError) as refused:
-        check_divides(hf_config_of(Path(save_model(family, tmp_path))), MegatronConfig(**settings))
+        check_divides(read_config(Path(save_model(family, tmp_path))), MegatronConfig(**settings))
 
     assert str(refused.value) == message
 

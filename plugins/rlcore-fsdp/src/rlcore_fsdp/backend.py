@@ -21,7 +21,7 @@ from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
 from rlcore.models.activations import checkpoint_activations
-from rlcore.models.load import check_directory
+from rlcore.models.load import check_directory, read_config
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
@@ -195,13 +195,11 @@ class FSDPBackend:
         Raises:
             UserError: the pool, the model or what is installed does not fit the settings.
         """
-        from transformers import AutoConfig
-
         check_versions("rlcore-fsdp", "backend=fsdp", "lora" if config.lora_rank else "")
         if config.optimizer == "adamw_8bit":
             eight_bit.check_installed()
         path = check_directory(model.path)
-        hf_config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        hf_config = read_config(path)
         check_fits(hf_config, config, model.path)
         check_parts(path, config)
         return data_parallel_size(config, world_size)

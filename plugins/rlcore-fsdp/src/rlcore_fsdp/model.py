@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from rlcore.errors import ModelError
 from rlcore.models.attention import ADVICE
 from rlcore.models.comparison import check_attention
-from rlcore.models.load import check_directory, check_positions, check_same_files
+from rlcore.models.load import check_directory, check_positions, check_same_files, read_config
 from rlcore.models.weights import check_finite
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
@@ -214,8 +214,8 @@ def _on_meta(directory: Path) -> Any:
     import transformers
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    config = read_config(directory)
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False

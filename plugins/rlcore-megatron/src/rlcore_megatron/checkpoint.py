@@ -23,10 +23,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlcore.errors import ModelError
-from rlcore.models.load import check_directory
+from rlcore.models.load import check_directory, read_config
 from rlcore_megatron.families import TOP
 from rlcore_megatron.files import TensorFiles, write
-from rlcore_megatron.fit import hf_config_of
 from rlcore_megatron.layout import VALUE_HEAD, Slice
 
 _STATE, _SHARDS = "backend.json", "shards"
@@ -170,7 +169,7 @@ def export(source: Path, target: Path) -> None:
 
 def _not_trained(source: Path, state: State) -> dict[str, Tensor]:
     """The output embedding of a critic that has one of its own, from the model that the run began with."""
-    if hf_config_of(source).tie_word_embeddings:
+    if read_config(source).tie_word_embeddings:
         return {}
     began = check_directory(state.model_path, f"model.path of the run of {source}, now")
     with TensorFiles(began, began.glob("*.safetensors")) as files:

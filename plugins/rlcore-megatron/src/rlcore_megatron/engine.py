@@ -18,14 +18,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlcore.errors import ModelError
-from rlcore.models.load import check_directory, check_same_files
+from rlcore.models.load import check_directory, check_same_files, read_config
 from rlcore.models.weights import check_finite, check_names, weight_files
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore_megatron import checkpoint
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family, beyond_last_layer, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles
-from rlcore_megatron.fit import hf_config_of
 from rlcore_megatron.grid import make_grid
 from rlcore_megatron.head import token_statistics
 from rlcore_megatron.layout import VALUE_HEAD, Slice
@@ -53,7 +52,7 @@ class Engine:
         context: BackendContext,
     ) -> None:
         self._source = check_directory(model.path)
-        hf_config = hf_config_of(self._source)
+        hf_config = read_config(self._source)
         family = family_of(hf_config, families, model.path)
         if context.device != "cpu":
             torch.cuda.set_device(context.device)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
-from rlcore.models.load import check_directory
+from rlcore.models.load import check_directory, read_config
 from rlcore.protocols.backend import ModelConfig
 from rlcore.registry.versions import check_versions
 from rlcore_megatron.config import MegatronConfig
@@ -28,7 +27,7 @@ def data_parallel_size(
         raise no_cuda("the pool has CPUs")
     check_installed(config, model.precision)
     check_sizes(config, world_size)
-    hf_config = hf_config_of(check_directory(model.path))
+    hf_config = read_config(check_directory(model.path))
     family_of(hf_config, families, model.path)
     check_divides(hf_config, config)
     frequencies(hf_config, model.path)
@@ -59,13 +58,6 @@ def check_installed(config: MegatronConfig, precision: str) -> None:
             f"backend=megatron with {needs} needs Transformer Engine, which is not installed\n"
             "Type  pip install --no-build-isolation 'transformer-engine[pytorch]'  or  backend.layers=local backend.fp8=''"
         )
-
-
-def hf_config_of(directory: Path) -> Any:
-    """The configuration in a model directory; code in it is never run."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def check_sizes(config: MegatronConfig, world_size: int) -> None:
