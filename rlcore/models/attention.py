@@ -107,7 +107,7 @@ def packed_attention(
     Args:
         attention_mask: the window, from `window_of_mask`; some families pass it in no other way.
     """
-    refuse_unknown(module, options)
+    refuse_unknown(module, attention_mask, options)
     if packing is None:
         raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
     window = attention_mask if sliding_window is None else sliding_window
@@ -147,14 +147,13 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: 
     return weights @ v
 
 
-def refuse_unknown(module: Any, options: dict[str, Any]) -> None:
-    """Raise ModelError for an option that changes what attention computes."""
-    for name in _REFUSED:
-        if options.get(name) is not None:
-            raise ModelError(
-                f"{type(module).__name__} asks for attention with '{name}', which rlcore's own attention does not have\n"
-                f"{ADVICE}"
-            )
+def refuse_unknown(module: Any, attention_mask: Tensor | int | None, options: dict[str, Any]) -> None:
+    """Raise ModelError for a mask or an option that changes what attention computes."""
+    asked = [name for name in _REFUSED if options.get(name) is not None]
+    asked += ["a mask of its own"] * isinstance(attention_mask, Tensor)
+    if asked:
+        what = f"{type(module).__name__} asks for attention with '{asked[0]}'"
+        raise ModelError(f"{what}, which rlcore's own attention does not have\n{ADVICE}")
 
 
 def _side_by_side(states: Tensor, bucket: _Bucket) -> Tensor:

@@ -71,7 +71,7 @@ def attention(
     """
     if packing is None:
         raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
-    refuse_unknown(module, options)
+    refuse_unknown(module, attention_mask, options)
     window = attention_mask if sliding_window is None else sliding_window
     if packing.context is not None:
         query, key, value = (tokens_to_heads(states, packing.context) for states in (query, key, value))
