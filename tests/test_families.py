@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.masking_utils import AttentionMaskInterface
 
+from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.errors import ModelError
 from rlcore.models import attention, comparison
 from rlcore.models.comparison import small_limits
@@ -58,13 +59,18 @@ def test_hf_engine_has_the_log_probs_of_the_model_itself(model_type, tmp_path):
         torch.testing.assert_close(torch.tensor(sample.log_probs).double(), expected, atol=2e-5, rtol=1e-5)
 
 
+def plan_local(path):
+    return LocalBackend.data_parallel(LocalConfig(), model=ModelConfig(path=path), world_size=1, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (make_backend, "backend=local cannot train Llama4ForCausalLM: .* chunks, .*=8\nNo backend takes it"),
-        (make_engine, "rollout=hf cannot run Llama4ForCausalLM: .* chunks, .*=8\nUse another .*rollout=vllm"),
+        (plan_local, "llama4_text has attention in chunks of 8 tokens, .*\nNo backend takes it"),
+        (make_backend, "llama4_text has attention in chunks of 8 tokens, .*\nNo backend takes it"),
+        (make_engine, "rollout=hf cannot run Llama4ForCausalLM: its logits differ .*\nUse another .*rollout=vllm"),
     ],
-    ids=["local", "hf"],
+    ids=["plan", "local", "hf"],
 )
 def test_chunked_attention_is_refused(make, message, tmp_path):
     make_family("llama4_text").save_pretrained(tmp_path)

@@ -27,7 +27,7 @@ from rlcore.models import attention
 from rlcore.models.activations import checkpoint_activations
 from rlcore.models.attention import Packing
 from rlcore.models.head import TokenHead, hidden_states, use_packed_attention
-from rlcore.models.load import check_directory, check_same_files, load_model
+from rlcore.models.load import check_directory, check_positions, check_same_files, load_model, read_config
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
 
@@ -160,6 +160,18 @@ class LocalBackend:
         _need(source / "config.json")
         for file in (*source.glob("*config.json"), *source.glob("*.safetensors*")):
             shutil.copyfile(file, target / file.name)
+
+    @staticmethod
+    def data_parallel(config: LocalConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
+        """Return the number of devices: each gets rows of its own.
+
+        Raises:
+            ModelError: no packing has the positions or the attention of this model.
+        """
+        hf_config = read_config(check_directory(model.path))
+        check_positions(hf_config, model.path)
+        attention.check_kind(hf_config)
+        return world_size
 
     @staticmethod
     def takes_turns(config: LocalConfig) -> bool:

@@ -156,6 +156,14 @@ def refuse_unknown(module: Any, attention_mask: Tensor | int | None, options: di
         raise ModelError(f"{what}, which rlcore's own attention does not have\n{ADVICE}")
 
 
+def check_kind(config: Any) -> None:
+    """Raise ModelError for a configuration whose attention no packing has; a dry run asks before a model is loaded."""
+    config = config.get_text_config()
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        what = f"{config.model_type} has attention in chunks of {config.attention_chunk_size} tokens"
+        raise ModelError(f"{what}, which rlcore's own attention does not have\n{ADVICE}")
+
+
 def _side_by_side(states: Tensor, bucket: _Bucket) -> Tensor:
     """[H, T, D] -> [n, H, L, D]."""
     heads, _, size = states.shape

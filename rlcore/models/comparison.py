@@ -27,7 +27,6 @@ _LIMITS = (
     "sliding_window_size",
     "attention_window_size",
     "window_size",
-    "local_attention",
     "attention_chunk_size",
     "floor_scale",
     "log_scaling_n_floor",
@@ -57,8 +56,6 @@ def check_attention(
         ModelError: they differ, or the new attention cannot compute this model.
     """
     config = model.config.get_text_config()
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        raise refuse(f"its attention is cut into chunks, attention_chunk_size={config.attention_chunk_size}")
     ids = torch.arange(1, 1 + _LENGTHS[0], device=next(model.parameters()).device)
     samples = [ids[len(ids) - length :] % config.vocab_size for length in _LENGTHS]
 

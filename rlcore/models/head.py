@@ -86,4 +86,5 @@ def use_packed_attention(model: Any, head: TokenHead) -> None:
     def refuse(reason: str) -> ModelError:
         return ModelError(f"backend=local cannot train {type(model).__name__}: {reason}\n{attention.ADVICE}")
 
+    attention.check_kind(model.config)
     check_attention(model, attention.NAME, logits, tolerance=_TOLERANCE, refuse=refuse)

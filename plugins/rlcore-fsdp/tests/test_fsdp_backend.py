@@ -515,11 +515,12 @@ def test_samples_longer_than_the_window_have_the_log_probs_of_the_model_itself(m
         torch.testing.assert_close(out.log_probs[start + 2 : start + length].double(), expected, atol=5e-5, rtol=1e-5)
 
 
-def test_chunked_attention_is_refused(tmp_path):
+@pytest.mark.parametrize("make", [make_fsdp, planned], ids=["start", "plan"])
+def test_chunked_attention_is_refused(make, tmp_path):
     make_family("llama4_text").save_pretrained(tmp_path)
 
-    with pytest.raises(ModelError, match=r"cannot train Llama4ForCausalLM: its attention is cut into .*\nNo backend"):
-        make_fsdp(str(tmp_path))
+    with pytest.raises(ModelError, match=r"llama4_text has attention in chunks of 8 tokens, .*\nNo backend takes it"):
+        make(str(tmp_path))
 
 
 def test_window_that_attention_does_not_see_is_refused(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 )
 
 from rlcore.errors import ModelError
-from rlcore.models.attention import ADVICE
+from rlcore.models.attention import ADVICE, check_kind
 from rlcore.models.comparison import check_attention
 from rlcore.models.load import check_directory, check_positions, check_same_files, read_config
 from rlcore.models.weights import check_finite
@@ -163,6 +163,7 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
 def check_fits(hf_config: Any, config: FSDPConfig, path: str) -> None:
     """Raises: UserError: a model with this configuration cannot be packed, or cut as the settings say."""
     check_positions(hf_config, path)
+    check_kind(hf_config)
     context_parallel.check_heads(hf_config.get_text_config(), config.context_parallel)
     if config.tensor_parallel > 1:
         tensor_parallel.plan_of(hf_config)
