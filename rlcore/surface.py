@@ -63,8 +63,11 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.backends.optimizer": "lr_at",
     "rlcore.data.packing": "plan_micro_batches",
     "rlcore.models.activations": "checkpoint_activations",
-    "rlcore.models.attention": "Packing packed_attention refuse_unknown",
-    "rlcore.models.load": "check_directory check_positions check_same_files fingerprint load_model load_tokenizer",
+    "rlcore.models.attention": "ADVICE Packing check_kind packed_attention refuse_unknown window_of_mask",
+    "rlcore.models.comparison": "check_attention",
+    "rlcore.models.load": "check_directory check_positions check_same_files fingerprint load_model load_tokenizer"
+    " read_config",
+    "rlcore.models.weights": "check_finite check_names weight_files",
     "rlcore.registry.versions": "check_versions",
     # engines
     "rlcore.rollouts.hf": "HFConfig HFRollout",
