@@ -743,6 +743,17 @@ def estimate_of_actor(config):
     return trained_bytes(size) + activation_bytes(size, max_tokens=tokens, half=False, checkpointing=False)
 
 
+class Gathers(LocalBackend):
+    working_bytes = staticmethod(lambda config, size, *, precision, world_size, trained: 2**30 + size.num_parameters)
+
+
+def test_a_plan_counts_what_a_step_gathers(plan_of):
+    plan = plan_of(backend={"name": f"{__name__}:Gathers"})
+    gathered = 2**30 + ModelSize.read(Path(plan.config.model.path)).num_parameters
+
+    assert f"{human(estimate_of_actor(plan.config) + gathered)} per device" in line(plan, "role actor")
+
+
 @pytest.mark.parametrize(("setting", "sequences"), [({"max_batch_size": 5}, 5), ({"max_batch_tokens": 100}, 2)])
 def test_memory_of_a_rollout_is_that_of_what_runs_at_once(plan_of, setting, sequences):
     plan = plan_of(rollout={"name": "hf", **setting})  # 12 sequences of at most 48 tokens

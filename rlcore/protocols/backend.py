@@ -91,7 +91,8 @@ def _at_least(config: Any, **lowest: float) -> None:
 class Backend(Protocol):
     """One rank of one model. A class attribute `Config` (dataclass) holds the backend's own settings.
 
-    Optional members: `TakesTurns`, `EstimatesModel`, `SplitsRows` and `SavesInBackground` of `rlcore.protocols.optional`.
+    Optional members: `TakesTurns`, `EstimatesModel`, `EstimatesStep`, `SplitsRows` and `SavesInBackground` of
+    `rlcore.protocols.optional`.
 
     When `world_size > 1` the host has initialised `torch.distributed` before the backend is made; the backend may make
     sub-groups. Collective calls are allowed in every method but `offload`, as every rank gets every call.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlcore.data.batch import Batch
     from rlcore.protocols.backend import ModelConfig
     from rlcore.protocols.roles import Roles
+    from rlcore.trainer.memory import ModelSize
     from rlcore.types import LossTerms, TokenOutputs
 
 
@@ -73,6 +74,18 @@ class EstimatesModel(Protocol):
 
     def model_bytes(self, config: Any, num_parameters: int, *, world_size: int, trained: bool) -> int:
         """Return the bytes of parameters, gradients and optimiser on one device. A static method."""
+
+
+@runtime_checkable
+class EstimatesStep(Protocol):
+    """A backend whose steps hold more than the model and its activations."""
+
+    def working_bytes(self, config: Any, size: ModelSize, *, precision: str, world_size: int, trained: bool) -> int:
+        """Return the bytes on one device of, for example, gathered layers and whole gradients. A static method.
+
+        Args:
+            trained: False for a frozen model, which runs forward only.
+        """
 
 
 @runtime_checkable
@@ -154,7 +167,7 @@ class ShowsPhase(Protocol):
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, Evaluates, HasValueLoss),
-    "backend": (TakesTurns, EstimatesModel, SplitsRows, SavesInBackground),
+    "backend": (TakesTurns, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
     "rollout": (TakesTurns, EstimatesEngine),
     "environment": (HasTools, Closes),
     "dataset": (NamesRows,),

@@ -12,7 +12,7 @@ from rlcore.controller.runtime import cluster_decides, resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
-from rlcore.protocols.optional import EstimatesEngine, EstimatesModel, SplitsRows
+from rlcore.protocols.optional import EstimatesEngine, EstimatesModel, EstimatesStep, SplitsRows
 from rlcore.registry import Resolved
 from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.memory import (
@@ -224,10 +224,11 @@ def _estimate(plan: Plan, role: str) -> int:
         known = resolve_device(pool.device) == "cuda" and not config.runtime.address
         device = device_bytes() if known else 0
         return engine.engine_bytes(plan.rollout.config, weights, whole - weights, device=device)
+    held = _model_bytes(plan, role) + _working_bytes(plan, role)
     if role not in TRAINED:
-        return _model_bytes(plan, role)
+        return held
     tokens, checkpointing = config.model.max_tokens_per_device, config.model.gradient_checkpointing
-    return _model_bytes(plan, role) + activation_bytes(size, max_tokens=tokens, half=half, checkpointing=checkpointing)
+    return held + activation_bytes(size, max_tokens=tokens, half=half, checkpointing=checkpointing)
 
 
 def _model_bytes(plan: Plan, role: str) -> int:
@@ -238,6 +239,17 @@ def _model_bytes(plan: Plan, role: str) -> int:
         return trained_bytes(size) if trained else frozen_bytes(size)
     world_size = plan.config.pools[plan.placement[role]].num_devices
     return backend.model_bytes(plan.backend.config, size.num_parameters, world_size=world_size, trained=trained)
+
+
+def _working_bytes(plan: Plan, role: str) -> int:
+    """Return what a step takes on one device besides the model and its activations."""
+    backend = plan.backend.resolved.object
+    if role == "reward_model" or not isinstance(backend, EstimatesStep):
+        return 0
+    size = ModelSize.read(check_directory(plan.models[role]))
+    world_size = plan.config.pools[plan.placement[role]].num_devices
+    precision, trained = plan.config.model.precision, role in TRAINED
+    return backend.working_bytes(plan.backend.config, size, precision=precision, world_size=world_size, trained=trained)
 
 
 def _parked(plan: Plan, role: str) -> int:

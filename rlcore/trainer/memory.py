@@ -35,6 +35,8 @@ class ModelSize:
     vocab_size: int = 0
     context_length: int = 2048
     """Most tokens of a sequence."""
+    tied: bool = False
+    """Input and output embedding are one parameter."""
 
     @classmethod
     def read(cls, path: Path) -> ModelSize:
@@ -58,7 +60,18 @@ class ModelSize:
             num_kv_values=2 * kv_heads * head_dim,
             vocab_size=config.vocab_size,
             context_length=getattr(config, "max_position_embeddings", None) or 2048,
+            tied=bool(config.tie_word_embeddings),
         )
+
+    @property
+    def head_size(self) -> int:
+        """Parameters of the output embedding."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def layer_size(self) -> int:
+        """Parameters of one layer, on average."""
+        return (self.num_parameters - self.head_size * (1 if self.tied else 2)) // self.num_layers
 
 
 def trained_bytes(size: ModelSize) -> int:

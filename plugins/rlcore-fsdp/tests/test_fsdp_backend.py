@@ -469,6 +469,20 @@ def test_lack_of_memory_says_what_was_computed_and_what_to_lower(where, path):
     )
 
 
+def test_lack_of_memory_names_the_whole_gradient_where_it_is_held(path):
+    backend, batch = make_fsdp(path, config={"reduce_gradients": "last"}), make_batch([9, 20])
+
+    def exhausted(*args):
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    with pytest.raises(OutOfMemory) as refused:
+        backend.forward_backward(batch, exhausted, temperature=1.0)
+
+    assert str(refused.value).endswith(
+        "\nType  backend.reduce_gradients=every  to hold a shard of the gradients instead of all of them."
+    )
+
+
 def test_a_library_of_another_version_is_refused_with_the_line_to_type(path, monkeypatch):
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1" if name == "torch" else real(name))

@@ -44,7 +44,7 @@ CASES = {
         {"lora_rank": 2, "tensor_parallel": 2, "replicate": 2, "lora_targets": ("q_proj", "o_proj")},
         {},
     ),
-    "every": ((2,), "stories", {"reduce_gradients": "every"}, {}),
+    "reduced-last": ((2,), "stories", {"reduce_gradients": "last"}, {}),
     "kept": ((2,), "stories", {"reshard_after_forward": False}, {}),
     "host-memory": ((2,), "stories", {"cpu_offload": True}, {}),
     "checkpointing": ((2,), "gemma2", {}, {"gradient_checkpointing": True}),

@@ -24,6 +24,7 @@ from rlcore.models.activations import checkpoint_activations
 from rlcore.models.load import check_directory, read_config
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
+from rlcore.trainer.memory import ModelSize
 from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
@@ -189,6 +190,11 @@ class FSDPBackend:
         return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * each
 
     @staticmethod
+    def working_bytes(config: FSDPConfig, size: ModelSize, *, precision: str, world_size: int, trained: bool) -> int:
+        """Return the bytes of gathered parameters and of gradients that are not sharded yet."""
+        return memory.working_bytes(config, size, precision=precision, world_size=world_size, trained=trained)
+
+    @staticmethod
     def data_parallel(config: FSDPConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
         """Devices that get rows of their own; those of one tensor or context axis share theirs.
 
@@ -250,7 +256,14 @@ class FSDPBackend:
         return TokenOutputs(**dict(zip(self._output_names(), spread))), zero
 
     def _explained(self, phase: str, num_tokens: int | None = None) -> AbstractContextManager[None]:
-        return memory.explained(phase, num_tokens, self._model_config.max_tokens_per_device, self._device)
+        holds_whole_gradient = self._config.reduce_gradients == "last" and "backward" in phase
+        return memory.explained(
+            phase,
+            num_tokens,
+            self._model_config.max_tokens_per_device,
+            self._device,
+            holds_whole_gradient=holds_whole_gradient,
+        )
 
     def _whole(self, parameter: Tensor, *, cast: bool = False) -> Tensor:
         """All of a parameter, on the device."""

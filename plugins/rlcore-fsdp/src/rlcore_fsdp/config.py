@@ -21,8 +21,9 @@ class FSDPConfig:
     """Devices that share the tokens of a micro-batch (Ulysses): for samples too long for one device."""
     reshard_after_forward: bool = True
     """Free a layer's gathered parameters after its forward pass: less memory, one more gathering in the backward pass."""
-    reduce_gradients: Literal["last", "every"] = "last"
-    """last: gradients travel once per mini-batch, and unsharded ones are held until then. every: after each micro-batch."""
+    reduce_gradients: Literal["every", "last"] = "every"
+    """every: reduce gradients after each micro-batch, so that a device holds its shard of them. last: reduce once per
+    mini-batch; less communication, but until then each device holds a whole float32 gradient (56 GiB for 15 B parameters)."""
     cpu_offload: bool = False
     """Parameters, gradients and optimiser live in host memory; a layer comes to the device when it is computed."""
     compile: bool = False

@@ -1,4 +1,4 @@
-"""What to say when a device has no memory left."""
+"""The memory of a step besides shards and activations, and the advice when a device runs out of memory."""
 
 from __future__ import annotations
 
@@ -8,21 +8,59 @@ from contextlib import contextmanager
 import torch
 
 from rlcore.errors import InfrastructureError
+from rlcore.trainer.memory import ModelSize
+from rlcore_fsdp.config import FSDPConfig
 
 _GIB = 2**30
 
 
+def working_bytes(config: FSDPConfig, size: ModelSize, *, precision: str, world_size: int, trained: bool) -> int:
+    """Return the bytes of gathered parameters and of gradients that are not sharded yet.
+
+    A step peaks in the backward pass of the output embedding or of a layer. Checked against torch's memory tracker.
+    """
+    width = 2 if precision == "bfloat16" else 4
+    head, layer = size.head_size, size.layer_size // config.tensor_parallel
+    whole = size.num_parameters // config.tensor_parallel
+    tied = head if size.tied else 0
+    resharded = config.reshard_after_forward
+    if not trained or config.lora_rank:
+        # a layer, the next one, and the buffer that it is gathered in
+        return width * (max(head + 2 * layer, 3 * layer + tied) if resharded else whole + head + 2 * layer)
+    # The head's gradient: a float32 sum and one chunk's product; a tied one is added to the gradient of the input.
+    in_head = (3 * width + 4 if size.tied else 12 - width) * head
+    shards = 1 if config.reduce_gradients == "every" else max(1, world_size // config.replicate)
+    in_layer = 4 * layer // shards + width * tied
+    if resharded:
+        gathered = max(in_head + width * (head + layer), in_layer + width * (3 * layer + tied))
+    else:
+        gathered = width * whole + max(in_head, in_layer)
+    reduced = 4 * (head + layer) * config.replicate // world_size if config.replicate > 1 else 0
+    return gathered + reduced + _unreduced(config, whole, size.num_parameters, world_size)
+
+
+def _unreduced(config: FSDPConfig, whole: int, num_parameters: int, world_size: int) -> int:
+    """Return the bytes of the whole gradient that a device accumulates, less the shard that is counted with the model."""
+    if config.reduce_gradients == "every":
+        return 0
+    shard = 0 if config.cpu_offload else num_parameters * config.replicate // world_size
+    return 4 * (whole - shard)
+
+
 class OutOfMemory(InfrastructureError, MemoryError):
-    """The device's memory did not do; the message says what was computed and which setting lowers the need by how much."""
+    """A device ran out of memory; the message names the computation and the setting that lowers its need."""
 
 
 @contextmanager
-def explained(phase: str, num_tokens: int | None, max_tokens: int, device: torch.device) -> Iterator[None]:
+def explained(
+    phase: str, num_tokens: int | None, max_tokens: int, device: torch.device, *, holds_whole_gradient: bool = False
+) -> Iterator[None]:
     """Turn the allocator's error into one that says what to do.
 
     Args:
         phase: "forward", "forward and backward", "optimiser step".
         num_tokens: of the micro-batch at hand, which begins here; None outside of one.
+        holds_whole_gradient: more, smaller micro-batches would not help.
     """
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     if device.type == "cuda":
@@ -30,7 +68,11 @@ def explained(phase: str, num_tokens: int | None, max_tokens: int, device: torch
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(_advice(phase, num_tokens, max_tokens, device, before, str(error))) from error
+        advice = _advice(phase, num_tokens, max_tokens, device, before, str(error))
+        if holds_whole_gradient:
+            first, _, _ = advice.partition("\n")
+            advice = f"{first}\nType  backend.reduce_gradients=every  to hold a shard of the gradients instead of all of them."
+        raise OutOfMemory(advice) from error
 
 
 def _advice(phase: str, num_tokens: int | None, max_tokens: int, device: torch.device, before: int, reason: str) -> str:
