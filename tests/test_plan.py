@@ -719,7 +719,8 @@ def test_turns_on_gpus_need_the_larger_turn_and_room_in_the_host(plan_of, monkey
     plan = plan_of(algorithm=PPO_WITH_REFERENCE)
     size = ModelSize.read(Path(plan.config.model.path))
     training = 2 * estimate_of_actor(plan.config) + frozen_bytes(size)
-    parked = 2 * 12 * size.num_parameters + 4 * size.num_parameters  # gradients are not kept
+    # gradients are not kept; the reference and the engine keep their weights
+    parked = 2 * 12 * size.num_parameters + 4 * size.num_parameters + 4 * size.num_parameters
     has = {"device": training, "machine": parked}
     monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: has["device"])
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: has["machine"])
@@ -741,6 +742,19 @@ def test_turns_on_gpus_need_the_larger_turn_and_room_in_the_host(plan_of, monkey
 def estimate_of_actor(config):
     size, tokens = ModelSize.read(Path(config.model.path)), config.model.max_tokens_per_device
     return trained_bytes(size) + activation_bytes(size, max_tokens=tokens, half=False, checkpointing=False)
+
+
+def test_a_plan_counts_a_weight_update_beside_the_awake_engine(plan_of, monkeypatch):
+    for module in ("turns", "describe"):
+        monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
+    monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: 2**30)
+    monkeypatch.setattr(TakesHalf, "engine_bytes", lambda config, weights, cache, *, device: device - 2**10)
+
+    with pytest.raises(CapacityError) as error:
+        describe(plan_of(rollout={"name": f"{__name__}:TakesHalf"}))
+
+    update = human(3 * 4 * 512 * 64)  # the embedding, three times in float32
+    assert f"generating needs (rollout 1024.0 MB + weight update {update}) = 1.0 GB" in str(error.value)
 
 
 class Gathers(LocalBackend):

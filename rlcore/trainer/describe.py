@@ -24,6 +24,7 @@ from rlcore.trainer.memory import (
     machine_bytes,
     rollout_bytes,
     trained_bytes,
+    update_bytes,
 )
 from rlcore.trainer.plan import TRAINED, Plan
 
@@ -162,11 +163,19 @@ def _turns(plan: Plan, needs: Mapping[str, int]) -> list[str]:
         return lines
     training = {role: need for role, need in here.items() if role != "rollout"}
     generating = {role: need for role, need in here.items() if role not in plan.turns}
+    size, half = ModelSize.read(check_directory(plan.models["rollout"])), plan.config.model.precision == "bfloat16"
+    generating["weight update"] = update_bytes(size, half=half)
     _check_fits(pool, "training", training, 1, device_bytes())
     _check_fits(pool, "generating", generating, 1, device_bytes())
     parked = {role: _parked(plan, role) for role in plan.turns}
+    parked["rollout"] = rollout_bytes(size, num_sequences=0, max_tokens=0, half=half) // _engine_ranks(plan)
     _check_fits(pool, "in host memory, while rollout generates,", parked, place.devices_per_node, machine_bytes())
     return lines
+
+
+def _engine_ranks(plan: Plan) -> int:
+    """Return the number of devices that share the weights of an engine."""
+    return int(getattr(plan.rollout.config, "tensor_parallel", 1))
 
 
 def _check_fits(pool: str, turn: str, needs: Mapping[str, int], times: int, has: int) -> None:
@@ -214,8 +223,7 @@ def _estimate(plan: Plan, role: str) -> int:
         at_once = min(at_once, max(1, getattr(plan.rollout.config, "max_batch_tokens", sequences * tokens) // tokens))
         sequences = min(sequences, at_once)
         weights, whole = (
-            rollout_bytes(size, num_sequences=count, max_tokens=tokens, half=half)
-            // int(getattr(plan.rollout.config, "tensor_parallel", 1))
+            rollout_bytes(size, num_sequences=count, max_tokens=tokens, half=half) // _engine_ranks(plan)
             for count in (0, sequences)
         )
         engine = plan.rollout.resolved.object

@@ -1,7 +1,7 @@
 """An estimate of memory per device and role, from the model directory alone; nothing is loaded.
 
-Counted: parameters, gradients, AdamW moments (all float32), activations of one micro-batch, and the cache of keys and
-values of the requests that run together. Not counted: logits, of which one chunk of tokens exists at a time (about half
+Counted: parameters, gradients, AdamW moments (all float32), activations of one micro-batch, the KV cache of the requests
+that run together, and, where models and engine take turns, a weight update and the weights in host memory. Not counted: logits, of which one chunk of tokens exists at a time (about half
 a gigabyte with its gradient), and the framework itself (0.5 to 1 GB a process).
 """
 
@@ -96,6 +96,15 @@ def rollout_bytes(size: ModelSize, *, num_sequences: int, max_tokens: int, half:
     """Weights, and keys and values of the sequences that run together."""
     width = 2 if half else _FLOAT32
     return size.num_parameters * width + num_sequences * max_tokens * size.num_layers * size.num_kv_values * width
+
+
+def update_bytes(size: ModelSize, *, half: bool) -> int:
+    """Return what a weight update takes beside an engine that is awake.
+
+    The largest tensor exists three times: gathered, as the engine's copy, and as new memory of its layer. The matrices
+    of a layer that an engine fuses wait for each other.
+    """
+    return (2 if half else _FLOAT32) * max(3 * size.head_size, 3 * size.layer_size // 2)
 
 
 def device_bytes() -> int:
