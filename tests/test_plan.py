@@ -725,7 +725,7 @@ def test_turns_on_gpus_need_the_larger_turn_and_room_in_the_host(plan_of, monkey
     monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: has["device"])
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: has["machine"])
 
-    assert not [text for text in describe(plan) if text.startswith("warning")]
+    assert not [text for text in describe(plan) if text.startswith("warning") and "precision" not in text]
     has["device"] -= 1
     with pytest.raises(CapacityError) as error:
         describe(plan)
@@ -755,6 +755,37 @@ def test_a_plan_counts_a_weight_update_beside_the_awake_engine(plan_of, monkeypa
 
     update = human(3 * 4 * 512 * 64)  # the embedding, three times in float32
     assert f"generating needs (rollout 1024.0 MB + weight update {update}) = 1.0 GB" in str(error.value)
+
+
+class RefusesFloat32(FakeRollout):
+    @staticmethod
+    def check_model(config, *, model, device):
+        if (model.precision, device) == ("float32", "cuda"):
+            raise ConfigError("no kernels for float32\nType  model.precision=bfloat16")
+
+
+def test_an_engine_may_refuse_a_precision_in_the_plan(plan_of, monkeypatch):
+    rollout = {"name": f"{__name__}:RefusesFloat32"}
+    assert describe(plan_of(rollout=rollout))
+    monkeypatch.setattr("rlcore.trainer.describe.resolve_device", lambda asked: "cuda")
+    monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: 2**40)
+
+    with pytest.raises(ConfigError, match="no kernels for float32"):
+        describe(plan_of(rollout=rollout))
+    assert describe(plan_of(rollout=rollout, model__precision="bfloat16"))
+
+
+def test_float32_on_gpus_is_warned_about(plan_of, monkeypatch):
+    def warnings(**settings):
+        return [text for text in describe(plan_of(**settings)) if text.startswith("warning")]
+
+    assert not warnings()
+    monkeypatch.setattr("rlcore.trainer.describe.resolve_device", lambda asked: "cuda")
+    monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: 2**40)
+
+    (text,) = warnings()
+    assert "float32 is about 10 times slower than bfloat16 on the GPUs of main:  type  model.precision=bfloat16" in text
+    assert not warnings(model__precision="bfloat16")
 
 
 class Gathers(LocalBackend):

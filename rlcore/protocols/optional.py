@@ -118,6 +118,18 @@ class EstimatesEngine(Protocol):
 
 
 @runtime_checkable
+class ChecksModel(Protocol):
+    """A rollout that cannot serve every model, or not in every precision."""
+
+    def check_model(self, config: Any, *, model: ModelConfig, device: str) -> None:
+        """Refuse what the engine cannot serve on "cpu" or "cuda". A static method, called before the start.
+
+        Raises:
+            UserError: the engine would not start.
+        """
+
+
+@runtime_checkable
 class HasTools(Protocol):
     """An environment with tools that the chat template shows to the model."""
 
@@ -168,7 +180,7 @@ class ShowsPhase(Protocol):
 OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, Evaluates, HasValueLoss),
     "backend": (TakesTurns, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
-    "rollout": (TakesTurns, EstimatesEngine),
+    "rollout": (TakesTurns, EstimatesEngine, ChecksModel),
     "environment": (HasTools, Closes),
     "dataset": (NamesRows,),
     "tracker": (ShowsPhase,),

@@ -28,7 +28,7 @@ class RolloutContext:
 class Rollout(Protocol):
     """An inference engine. A class attribute `Config` (dataclass) holds its own settings.
 
-    Optional members: `TakesTurns` and `EstimatesEngine` of `rlcore.protocols.optional`.
+    Optional members: `TakesTurns`, `EstimatesEngine` and `ChecksModel` of `rlcore.protocols.optional`.
     """
 
     Config: type

@@ -12,7 +12,7 @@ from rlcore.controller.runtime import cluster_decides, resolve_device
 from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
-from rlcore.protocols.optional import EstimatesEngine, EstimatesModel, EstimatesStep, SplitsRows
+from rlcore.protocols.optional import ChecksModel, EstimatesEngine, EstimatesModel, EstimatesStep, SplitsRows
 from rlcore.registry import Resolved
 from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.memory import (
@@ -118,7 +118,7 @@ def _memory(plan: Plan) -> list[str]:
             f"role       {role:<10} pool {where:<22} {human(needs[role]) if needs[role] else '-':>9} per device"
         )
     lines += _devices(config, sorted(set(plan.placement.values())))
-    lines += _turns(plan, needs)
+    lines += [*_slow_pools(plan), *_turns(plan, needs)]
     sums = {pool: sum(needs[role] for role, its in plan.placement.items() if its == pool) for pool in config.pools}
     if plan.turns:
         del sums[plan.placement["rollout"]]  # refused above where it does not fit
@@ -137,6 +137,18 @@ def _devices(config: Config, pools: Sequence[str]) -> list[str]:
         return []
     more = f"pools.{next(iter(used))}.devices_per_node={num_gpus}"
     return [f"devices    {num_used} of {num_gpus} GPUs of this machine are used; for all:  {more}"]
+
+
+def _slow_pools(plan: Plan) -> list[str]:
+    """Warn about GPUs that compute in float32, the default."""
+    used = {pool for role, pool in plan.placement.items() if role != "reward"}
+    gpus = sorted(pool for pool in used if resolve_device(plan.config.pools[pool].device) == "cuda")
+    if not gpus or plan.config.model.precision == "bfloat16":
+        return []
+    return [
+        f"warning    model.precision=float32 is about 10 times slower than bfloat16 on the GPUs of {', '.join(gpus)}:"
+        "  type  model.precision=bfloat16  (parameters and optimizer stay float32)"
+    ]
 
 
 def _turns(plan: Plan, needs: Mapping[str, int]) -> list[str]:
@@ -227,9 +239,12 @@ def _estimate(plan: Plan, role: str) -> int:
             for count in (0, sequences)
         )
         engine = plan.rollout.resolved.object
+        on = resolve_device(pool.device)
+        if not pool.python and isinstance(engine, ChecksModel):
+            engine.check_model(plan.rollout.config, model=config.model, device=on)
         if pool.python or not isinstance(engine, EstimatesEngine):
             return whole
-        known = resolve_device(pool.device) == "cuda" and not config.runtime.address
+        known = on == "cuda" and not config.runtime.address
         device = device_bytes() if known else 0
         return engine.engine_bytes(plan.rollout.config, weights, whole - weights, device=device)
     held = _model_bytes(plan, role) + _working_bytes(plan, role)

@@ -1,9 +1,11 @@
-"""What needs CUDA devices: the contract there, memory that is given back, CUDA graphs under new weights."""
+"""Tests that need CUDA devices: the contract, memory that is given back, CUDA graphs under new weights; in bfloat16."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from rlcore_sglang import SGLangConfig, SGLangRollout
-from test_engine import compare
+from test_engine import BFLOAT16_TOLERANCE, compare
 
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -17,16 +19,17 @@ SHARE = 0.3
 
 def on_gpu(path, **config):
     config = SGLangConfig(**({"max_batch_size": 16, "gpu_memory_utilization": SHARE} | config))
-    return SGLangRollout(config, model=ModelConfig(path=path), context=RolloutContext(device="cuda:0"))
+    model = ModelConfig(path=path, precision="bfloat16")
+    return SGLangRollout(config, model=model, context=RolloutContext(device="cuda:0"))
 
 
 class TestOnGPU(ModelRolloutContract):
     device = "cuda:0"
-    tolerance = 5e-3
+    tolerance = BFLOAT16_TOLERANCE
 
     def make(self, model, context):
         config = SGLangConfig(max_batch_size=16, gpu_memory_utilization=SHARE)
-        return SGLangRollout(config, model=model, context=context)
+        return SGLangRollout(config, model=replace(model, precision="bfloat16"), context=context)
 
     @pytest.fixture
     def model_path(self, small_model):
@@ -40,7 +43,7 @@ def test_new_weights_are_drawn_from_eagerly_and_from_graphs(enforce_eager, famil
     engine = on_gpu(model, enforce_eager=enforce_eager)
     try:
         for how in ("as loaded", "memory", "disk"):
-            compare(engine, model, how)
+            compare(engine, model, how, BFLOAT16_TOLERANCE)
     finally:
         engine.close()
 

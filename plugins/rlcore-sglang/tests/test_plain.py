@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from rlcore_sglang import SGLangConfig, install, loader
+from rlcore_sglang import SGLangConfig, install, loader, serve
 from rlcore_sglang.config import _OURS
 from rlcore_sglang.install import SGLangMissing, check_installed, wanted_version
 from rlcore_sglang.memory import cache_tokens
@@ -77,6 +77,34 @@ def test_a_number_of_bytes_for_keys_and_values_is_refused_on_a_gpu(small_model):
     config, context = SGLangConfig(kv_cache_gb=2), RolloutContext(device="cuda:0")
     with pytest.raises(ConfigError, match=r"rollout.kv_cache_gb=2: .*\n.*rollout.gpu_memory_utilization"):
         engine_options(config, ModelConfig(path=small_model), context, LIMITS)
+
+
+def test_float32_on_a_gpu_is_refused_without_an_attention_backend_that_computes_in_it(small_model):
+    exact, triton = ModelConfig(path=small_model), SGLangConfig(engine_options={"attention_backend": "triton"})
+    with pytest.raises(ConfigError, match=r"model.precision=float32: .*\nType  model.precision=bfloat16 .*=triton$"):
+        SGLangRollout.check_model(SGLangConfig(), model=exact, device="cuda")
+    with pytest.raises(ConfigError, match=r"model\.precision=float32"):
+        SGLangRollout(SGLangConfig(), model=exact, context=RolloutContext(device="cuda:0"))
+
+    SGLangRollout.check_model(triton, model=exact, device="cuda")
+    SGLangRollout.check_model(SGLangConfig(), model=exact, device="cpu")
+    SGLangRollout.check_model(SGLangConfig(url="http://a:1"), model=exact, device="cuda")
+    options = engine_options(triton, exact, RolloutContext(device="cuda:0"), LIMITS)
+    assert (options["dtype"], options["attention_backend"]) == ("float32", "triton")
+
+
+def test_a_server_in_float32_on_a_gpu_is_refused(small_model, monkeypatch):
+    monkeypatch.setattr(serve, "_device", lambda: "cuda:0")
+    monkeypatch.setattr(serve, "check_installed", lambda **needs: None)
+    started = []
+    monkeypatch.setattr(serve.os, "execve", lambda python, command, variables: started.append(command))
+
+    with pytest.raises(SystemExit, match=r"--precision float32: .*\nType  --precision bfloat16 "):
+        serve.main([small_model])
+    serve.main([small_model, "--precision", "bfloat16"])
+    serve.main([small_model, "--", "--attention-backend", "triton"])
+
+    assert len(started) == 2
 
 
 def test_an_environment_that_changes_log_probs_does_not_reach_the_engine(monkeypatch):

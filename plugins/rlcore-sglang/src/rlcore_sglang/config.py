@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlcore.errors import ConfigError, require
+from rlcore.protocols.backend import ModelConfig
 
 _OURS = {
     "tp_size": "rollout.tensor_parallel",
@@ -37,6 +38,7 @@ _SERVERS_OWN = (
     "engine_options",
 )
 """Settings that a server has been started with; another value here would do nothing."""
+NO_FLOAT32 = "the attention kernels that SGLang chooses on a GPU (fa3, flashinfer, trtllm_mha) compute in 16 bits only"
 _REPLICAS = ("dp_size", "data_parallel_size", "enable_dp_attention")
 
 
@@ -117,6 +119,20 @@ class SGLangConfig:
     def urls(self) -> list[str]:
         """The servers, without a slash at the end."""
         return [url.strip().rstrip("/") for url in self.url.split(",") if url.strip()]
+
+
+def check_precision(config: SGLangConfig, model: ModelConfig, device: str) -> None:
+    """Refuse float32 on a GPU unless an attention backend is chosen.
+
+    Raises:
+        ConfigError: the engine would not start.
+    """
+    backends = [name for name in config.engine_options if name.endswith("attention_backend")]
+    if device != "cpu" and model.precision == "float32" and not backends:
+        raise ConfigError(
+            f"model.precision=float32: {NO_FLOAT32}\n"
+            "Type  model.precision=bfloat16   or, slower,  rollout.engine_options.attention_backend=triton"
+        )
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, Infrastructu
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import Limits
-from rlcore_sglang.config import SGLangConfig
+from rlcore_sglang.config import SGLangConfig, check_precision
 from rlcore_sglang.memory import cache_tokens
 from rlcore_sglang.requests import Answer
 from rlcore_sglang.weights import LOADER
@@ -46,6 +46,7 @@ class OwnEngine:
     def __init__(
         self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext, limits: Limits, devices: list[str]
     ) -> None:
+        check_precision(config, model, context.device)
         self.num_ranks = config.tensor_parallel
         self._timeout_s = config.timeout_s
         self._name = f"the SGLang engine of rollout rank {context.rank}"

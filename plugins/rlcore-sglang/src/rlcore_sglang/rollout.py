@@ -16,7 +16,7 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness, read_limits
 from rlcore.types import Mesh, Request, Sample
-from rlcore_sglang.config import SGLangConfig
+from rlcore_sglang.config import SGLangConfig, check_precision
 from rlcore_sglang.install import check_installed
 from rlcore_sglang.requests import Answer, Response, sampling_params
 from rlcore_sglang.weights import send
@@ -114,6 +114,12 @@ class SGLangRollout:
         if config.kv_cache_gb:
             return weights + int(config.kv_cache_gb * 2**30) // config.tensor_parallel
         return int(device * config.gpu_memory_utilization) if device else weights + cache
+
+    @staticmethod
+    def check_model(config: SGLangConfig, *, model: ModelConfig, device: str) -> None:
+        """Refuse a precision that SGLang cannot compute with; a server has been started with its own."""
+        if not config.url:
+            check_precision(config, model, device)
 
     def sleep(self) -> None:
         """Free the device. On a CPU there is nothing to free, and a server keeps its own."""

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.errors import RlcoreError
+from rlcore.errors import ConfigError, RlcoreError
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import read_limits
-from rlcore_sglang.config import SGLangConfig
+from rlcore_sglang.config import NO_FLOAT32, SGLangConfig
 from rlcore_sglang.install import check_installed
 from rlcore_sglang.own import engine_environment, engine_options
 
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         check_installed(needs_kernels=context.device != "cpu")
         check_directory(arguments.model, "MODEL")
+        _check_precision(arguments.precision, rest, context.device)
         config = SGLangConfig(**{name: getattr(arguments, name) for name in _OPTIONS})
         flags = server_flags(config, arguments, context)
     except RlcoreError as error:
@@ -52,6 +53,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     variables = {_HEALTH: "false"} | engine_environment(config, context, [])
     command = [sys.executable, "-m", "sglang.launch_server", *flags, *[item for item in rest if item != "--"]]
     os.execve(sys.executable, command, variables)
+
+
+def _check_precision(precision: str, rest: Sequence[str], device: str) -> None:
+    if device != "cpu" and precision == "float32" and not any("attention-backend" in flag for flag in rest):
+        raise ConfigError(
+            f"--precision float32: {NO_FLOAT32}\n"
+            "Type  --precision bfloat16  as in the run, or, slower,  -- --attention-backend triton"
+        )
 
 
 def server_flags(config: SGLangConfig, arguments: argparse.Namespace, context: RolloutContext) -> list[str]:
