@@ -37,7 +37,8 @@ def findings(tmp_path_factory) -> dict[str, dict]:
     site = tmp_path_factory.mktemp("site")
     reward(site, "fine-one", "print('noise', flush=True)\n" + REWARD)
     reward(site, "raising-one", "1 / 0")
-    reward(site, "leaving-one", "import os\nos._exit(0)")
+    reward(site, "leaving-one", "import posix\nposix._exit(0)")
+    reward(site, "exiting-one", "import os\nos._exit(0)")
     reward(
         site, "dying-one", "import os, signal\nprint('last words', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"
     )
@@ -76,6 +77,7 @@ def findings(tmp_path_factory) -> dict[str, dict]:
     [
         ("fine-one", "ok", ""),
         ("raising-one", "broken", "failed to import: ZeroDivisionError: division by zero"),
+        ("exiting-one", "broken", "failed to import: SystemExit: os._exit(0) was called"),
         ("leaving-one", "broken", "the process ended with exit code 0 and without an answer"),
         ("dying-one", "broken", "the process was ended by SIGSEGV"),
         ("needy-one", "broken", "    pip install 'needy-one[all]'"),

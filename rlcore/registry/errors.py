@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from rlcore.errors import PluginError, did_you_mean, nearest
 from rlcore.registry.catalog import DISABLE, IGNORE_VERSIONS, Entry, names, words_of
+from rlcore.registry.guard import TIMEOUT
 from rlcore.registry.known import known_names
 
 
@@ -127,9 +128,26 @@ def import_failed(entry: Entry, error: BaseException) -> PluginImportError:
             f"{entry.kind} '{entry.name}' ({entry.package} {entry.version}) {what}\n"
             f"Other plugins are unaffected. To see the whole traceback:  rlcore doctor {entry.package}"
         )
-    place = entry.target.rpartition(":")[0]
-    command = f"python {place}" if place.endswith(".py") else f"python -c 'import {place}'"
+    command = _python(entry.target.rpartition(":")[0])
     return PluginImportError(f"{entry.kind} '{entry.target}' {what}\nTo see the whole traceback:  {command}")
+
+
+def ended_at_import(entry: Entry) -> str:
+    """Return what is printed when the process ends during an import; nobody is left to raise it."""
+    place = entry.target.rpartition(":")[0] or entry.target
+    plugin, why = f"'{entry.target}'", _python(place, "-X faulthandler ")
+    if entry.package:
+        plugin, why = f"'{entry.name}' ({entry.package} {entry.version})", f"rlcore doctor {entry.package}"
+    return (
+        f"error: this process ended while {entry.kind} {plugin} was being imported\n"
+        f"To see why:  {why}\n"
+        + (f"To remove it:  pip uninstall {entry.package}\n" if entry.package else "")
+        + f"If it only needs more time:  export {TIMEOUT}=3600"
+    )
+
+
+def _python(place: str, options: str = "") -> str:
+    return f"python {options}{place}" if place.endswith(".py") else f"python {options}-c 'import {place}'"
 
 
 def no_such_target(entry: Entry, missing: str) -> PluginImportError:

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 from rlcore.errors import PluginError, did_you_mean, did_you_mean_path
 from rlcore.registry import errors
 from rlcore.registry.catalog import IGNORE_VERSIONS, MODULE_KINDS, Catalog, Entry, catalog, normalise, words_of
+from rlcore.registry.guard import import_guard
 from rlcore.registry.protocol_check import misses
 
 
@@ -161,7 +162,7 @@ def _import(entry: Entry) -> Any:
     if not colon and entry.kind not in MODULE_KINDS:
         raise errors.no_such_target(entry, "':' with a name after the module")
     try:
-        module = import_place(place)
+        module = _import_place_guarded(entry, place)
         plugin = _attribute(module, attribute) if colon else module
     except ModuleNotFoundError as error:
         missing = error.name or ""
@@ -179,6 +180,13 @@ def _import(entry: Entry) -> Any:
     if plugin is _ABSENT:
         raise _no_attribute(entry, module, attribute)
     return plugin
+
+
+def _import_place_guarded(entry: Entry, place: str) -> Any:
+    if entry.package == "rlcore" or place in sys.modules:
+        return import_place(place)
+    with import_guard(errors.ended_at_import(entry)):
+        return import_place(place)
 
 
 _ABSENT = object()
