@@ -7,6 +7,7 @@ checkpoint, 143 before its first step.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -61,6 +62,25 @@ def _guarded(name: str, arguments: list[str]) -> int:
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
         return 1
+    except (OSError, MemoryError) as error:
+        message = _about_the_machine(error)
+        if not message or "--traceback" in arguments:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 1 if isinstance(error, MemoryError) else 2
+
+
+def _about_the_machine(error: OSError | MemoryError) -> str:
+    """Return a message for what a setting asked too much of; empty for an error that needs its traceback."""
+    if isinstance(error, MemoryError):
+        return (
+            "this machine has no more memory for this process\n"
+            "Ask for less: trainer.prompts_per_step, sampling.samples_per_prompt or a smaller data set; "
+            "--traceback shows where"
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{error.strerror}: '{str(error.filename)[:60]}…'\nType a shorter name or path."
+    return ""
 
 
 def _command(name: str, arguments: list[str]) -> int:

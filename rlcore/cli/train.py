@@ -117,4 +117,5 @@ def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
 def _new_name(config: Config, overrides: Sequence[str]) -> str:
     """quickstart-20260131-120000: preset or algorithm, and the time."""
     preset = next((item.partition("=")[2] for item in overrides if item.lstrip("+").startswith("preset=")), "")
-    return f"{Path(preset.partition('@')[0]).stem or config.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    name = Path(preset.partition("@")[0]).stem or config.algorithm.name.rpartition(":")[2]
+    return f"{name[:100]}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -139,6 +139,10 @@ def _scalar(kind: Any, value: Any, key: str, default: Any) -> Any:
         return float(value)
     if type(value) is not kind:
         raise _mismatch(_NAMES[kind], kind, value, key, default)
+    if kind is int and value.bit_length() > 63:
+        raise ConfigError(
+            f"{key}: expected a whole number below 2**63, got one of {value.bit_length()} bits\n{_line(key, 8)}"
+        )
     return value
 
 

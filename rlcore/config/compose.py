@@ -15,8 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, get_origin
 
+from rlcore.config.aliases import MOST_VALUES, num_values
 from rlcore.config.build import build, flatten, to_plain, type_of
 from rlcore.config.schema import Config
+from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, did_you_mean, nearest
 
 PLUGIN_SECTIONS: Final = ("backend", "rollout", "algorithm", "environment")
@@ -83,9 +85,19 @@ def compose(
     for item in typed:
         if item.key not in _GROUPS:
             stack.put(_nested(item.key, _value(item)), "command line", whole=False)
+    _check_texts(stack.plain)
     config = build(Config, _resolved(stack.plain))
     providers = {field.name: ", ".join(stack.providers.get(field.name, ())) or "defaults" for field in fields(Config)}
     return Composed(config=config, plain=to_plain(config), providers=providers, overrides=tuple(overrides))
+
+
+def _check_texts(plain: Mapping[str, Any]) -> None:
+    """Refuse text that cannot be part of a path, a log or a checkpoint."""
+    for key, value in flatten(plain).items():
+        for text in (key, *_texts(value)):
+            character = "\0" if "\0" in text else unencodable(text)
+            if character:
+                raise ConfigError(f"{key}: {text!r} has the character {character!r}\nType it without that character.")
 
 
 def presets(group: str) -> dict[str, list[str]]:
@@ -213,7 +225,7 @@ def _parse(item: _Typed) -> Any:
 
     try:
         override = OverridesParser.create().parse_override(f"value={item.value}")
-    except HydraException as error:
+    except (HydraException, ValueError, RecursionError) as error:  # int() has a limit of digits
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"{item.text}: cannot be read: {reason}\nQuote the value:  '{item.key}=\"{item.value}\"'"
@@ -295,10 +307,21 @@ def _load(file: Path, config_name: str, directory: Path, item: _Typed) -> dict[s
         )
     search = ",".join(f"'file://{path}'" for path in conf_directories().values() if path != directory)
     try:
+        if num_values(file.read_text(encoding="utf-8")) > MOST_VALUES:
+            raise ConfigError(
+                f"{item.text}: it stands for more than {MOST_VALUES:,} values\nUse fewer aliases in {file}"
+            )
         with initialize_config_dir(str(directory), version_base="1.3"):
             loaded = hydra_compose(config_name, overrides=[f"hydra.searchpath=[{search}]"])
         values = OmegaConf.to_container(loaded)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError(
+            f"{item.text}: its defaults list leads back to itself, or it nests too deeply\n"
+            f"Correct  defaults  in {file}, or in a file that it names"
+        ) from None
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         reason = " ".join(str(error).partition("Config search path")[0].split())
         raise ConfigError(f"{item.text}: {reason}\nThe file is {file}") from None
     assert isinstance(values, dict), f"{file}: got {type(values)}"

@@ -21,6 +21,11 @@ from rlcore.protocols.reward import Relative
 from rlcore.types import Sampling
 
 
+def _require_count(value: int, setting: str, example: int) -> None:
+    """Refuse a number of prompts or samples whose lists alone would fill the controller's memory."""
+    require(1 <= value <= 1_000_000, setting, "a number from 1 to 1,000,000", value, example)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """A plugin by name, with its own settings. Example: Choice(name="grpo", options={"epochs": 2})"""
@@ -43,7 +48,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         plain = "/" not in self.name and self.name not in (".", "..")
-        require(plain, "name", "a name without '/'; the place is run.directory", self.name, "mine")
+        plain = (
+            plain and self.name.isprintable() and len(self.name.encode()) <= 200
+        )  # of the 255 that a file name may have
+        expected = "a printable name of 1 to 200 bytes without '/', which run.directory is for"
+        require(plain, "name", expected, repr(self.name), "mine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,7 @@ class SamplingConfig(Sampling):
     samples_per_prompt: int = 8
 
     def __post_init__(self) -> None:
-        require(self.samples_per_prompt >= 1, "samples_per_prompt", "1 or more", self.samples_per_prompt, 8)
+        _require_count(self.samples_per_prompt, "samples_per_prompt", 8)
         require(self.max_response_tokens >= 1, "max_response_tokens", "1 or more", self.max_response_tokens, 256)
         require(self.temperature >= 0, "temperature", "0 (greedy) or more", self.temperature, 1.0)
         require(self.top_k >= 0, "top_k", "0 (all tokens) or more", self.top_k, 0)
@@ -95,7 +104,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps", "0 or more", self.steps, 100)
-        require(self.prompts_per_step >= 1, "prompts_per_step", "1 or more", self.prompts_per_step, 32)
+        _require_count(self.prompts_per_step, "prompts_per_step", 32)
         require(self.max_skipped_steps >= 1, "max_skipped_steps", "1 or more", self.max_skipped_steps, 3)
         require(self.warn_logprob_gap > 0, "warn_logprob_gap", "more than 0", self.warn_logprob_gap, 0.05)
         require(self.max_logprob_gap >= 0, "max_logprob_gap", "0 (only measured) or more", self.max_logprob_gap, 0.1)
@@ -117,7 +126,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 20)
         require(self.max_prompts >= 1, "max_prompts", "1 or more", self.max_prompts, 256)
-        require(self.samples_per_prompt >= 1, "samples_per_prompt", "1 or more", self.samples_per_prompt, 1)
+        _require_count(self.samples_per_prompt, "samples_per_prompt", 1)
         require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 0.0)
         require(isfinite(self.pass_threshold), "pass_threshold", "a finite number", self.pass_threshold, 1.0)
 
@@ -175,7 +184,8 @@ class RewardConfig:
     """Directory of a reward model, trained with algorithm=reward_model; its score is the reward `model`."""
 
     def __post_init__(self) -> None:
-        require(self.num_processes >= 0, "num_processes", "0 or more", self.num_processes, 1)
+        few = 0 <= self.num_processes <= 4096
+        require(few, "num_processes", "a number from 0 to 4,096", self.num_processes, 1)
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 10.0)
 
 

@@ -25,6 +25,8 @@ def check_directory(path: str, setting: str = "model.path") -> Path:
     Raises:
         ModelError: it is not there, or config or weights are missing.
     """
+    if not path:
+        raise ModelError(f"{setting} is empty\nType  {setting}=DIR")
     directory = Path(path).expanduser()
     if not directory.is_dir():
         siblings = [p for p in directory.parent.iterdir() if p.is_dir()] if directory.parent.is_dir() else []
