@@ -257,6 +257,13 @@ def test_a_model_that_is_not_there_has_its_nearest_neighbour_named(world):
     assert first.endswith(f"there is no such directory. Did you mean '{model}'?")
 
 
+def nest(depth: int) -> dict:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return {"x": value}
+
+
 GOOD = {"prompt": "One day"}
 DATA = {
     "a column that is not there": ("data.prompt_column=promt", [GOOD], "no column 'promt'. Did you mean 'prompt'?", "It has: "),
@@ -264,6 +271,8 @@ DATA = {
     "a template without its column": ("data.template={qestion}", [{"question": "a"}], "Did you mean 'question'?", "It has: "),
     "an empty prompt": ("", [GOOD, {"prompt": ""}], "d.jsonl:2: the prompt (from prompt) is empty", "Fill it, or remove"),
     "a prompt that is null": ("", [GOOD, {"prompt": None}], "d.jsonl:2: the prompt (from prompt) is empty", "Fill it"),
+    "half of a character": ("", [GOOD, {"prompt": "a\ud83d"}], "d.jsonl:2: the prompt has the character", "or remove the row"),
+    "deep nesting": ("", [GOOD, {"prompt": "a"} | nest(900)], "d.jsonl:2: nests lists and objects more than 64", "as text"),
     "a broken line": ("", [GOOD, "", '{"prompt": "a"'], "d.jsonl:3: not valid JSON", "Correct the line or remove it"),
     "a line that is a list": ("", [GOOD, "[1]"], "d.jsonl:2: a list, not an object", "Correct the line or remove it"),
     "no rows": ("", [""], "d.jsonl has no rows", "Remove it from the list"),
@@ -291,6 +300,28 @@ def test_data_that_cannot_be_used_is_refused_with_file_and_line(world, more, lin
     assert wrong.replace("{here}", str(world.folder)) in first
     assert to_type in second
     assert not (world.folder / "runs").exists()
+
+
+def test_half_of_a_character_in_a_logged_column_does_not_end_the_run(world):
+    world.data("d.jsonl", *[{"prompt": prompt, "note": ["a\ud83d"], "\udc00": "b"} for prompt in PROMPTS])
+
+    code, _, said = world.train("data.train={here}/d.jsonl")
+
+    assert code == 0, said
+    (sample, *_) = (world.folder / "runs" / "r" / "samples.jsonl").read_text().splitlines()
+    assert json.loads(sample)["columns"] == {"note": ["a\\ud83d"], "\\udc00": "b"}
+
+
+def test_half_of_a_character_in_the_samples_of_an_evaluation_is_written_as_its_escape(world):
+    world.data("d.jsonl", *[{"prompt": prompt, "note": "a\ud83d"} for prompt in PROMPTS])
+
+    code, _, said = world.run(
+        "eval", str(world.model), f"data.eval={world.folder}/d.jsonl", f"reward={world.folder}/rewards.py:length",
+        "runtime=local", "sampling.max_response_tokens=4", "--samples", f"{world.folder}/s.jsonl",
+    )  # fmt: skip
+
+    assert code == 0, said
+    assert json.loads((world.folder / "s.jsonl").read_text().splitlines()[0])["columns"] == {"note": "a\\ud83d"}
 
 
 def test_held_out_data_is_checked_before_the_start_too(world):

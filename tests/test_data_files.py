@@ -169,6 +169,41 @@ def test_bad_json_list_is_refused(tmp_path, content, problem):
     assert problem in message(tmp_path / "a.json")
 
 
+def nested(depth):
+    return '{"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+@pytest.mark.parametrize("depth", [65, 900, 100_000])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_rows_that_nest_too_deeply_are_refused(tmp_path, name, depth):
+    path = tmp_path / name
+    rows = ['{"a": 1}', nested(depth)]
+    path.write_text("\n".join(rows) if name == "a.jsonl" else f"[{', '.join(rows)}]")
+
+    first, second = message(path).splitlines()
+
+    assert first.endswith("nests lists and objects more than 64 deep")
+    assert first.startswith(f"{path}:2: " if name == "a.jsonl" else str(path))
+    assert second == "Write that value as text, or remove the row."
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_rows_may_nest_64_deep_and_be_wide(tmp_path, name):
+    path = tmp_path / name
+    rows = [nested(64), '{"a": [' + ", ".join(["[]"] * 100) + "]}"]
+    path.write_text("\n".join(rows) if name == "a.jsonl" else f"[{', '.join(rows)}]")
+
+    assert len(FileDataset(str(path))) == 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_number_of_thousands_of_digits_is_refused(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"a": %s}' % ("9" * 5000) if name == "a.jsonl" else '[{"a": %s}]' % ("9" * 5000))
+
+    assert "not valid JSON: Exceeds the limit" in message(path)
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_damaged_table_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"not a table at all")

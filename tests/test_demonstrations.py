@@ -65,7 +65,7 @@ class JudgesItself(Imitation):
 def plan(assets, tmp_path):
     """A plan of eight prompts with a real model."""
     data = tmp_path / "data.jsonl"
-    rows = [{"prompt": f"Count to {n}.", "answer": str(n), "number": n} for n in range(8)]
+    rows = [{"prompt": f"Count to {n}.", "answer": str(n), "number": n, "half": "\ud83d"} for n in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(algorithm, *, evaluated=False, rewards=(), **attributes):
@@ -123,6 +123,7 @@ def test_log_probs_of_the_engine_travel_only_where_there_is_an_engine(plan):
     [
         (("anser",), ["learns from column 'anser'", "Did you mean 'answer'?", "data.rename={COLUMN: anser}"]),
         (("number",), ["column 'number' of prompt 0 is 0", "learns from texts"]),
+        (("half",), ["column 'half' of prompt 0 is '\\ud83d'", "learns from texts"]),
     ],
 )
 def test_demonstrations_are_checked_before_the_start(plan, columns, words):

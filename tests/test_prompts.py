@@ -400,3 +400,30 @@ def test_real_data_set_is_prepared_whole(record_property):
     first, text = prepared.token_ids[: prepared.offsets[1]], prepared.rows["prompt"][0]
     assert tokenizer.decode(first, skip_special_tokens=True).strip() == text
     assert first.tolist() == tokenizer(text)["input_ids"]
+
+
+SURROGATES = {
+    "text": ([{"prompt": "ab"}, {"prompt": "a\ud83db"}], PromptOptions(), None),
+    "message": (
+        [{"prompt": "ab"}, {"prompt": [{"role": "user", "content": "a\ud83db"}]}],
+        PromptOptions(),
+        CHAT_TEMPLATE,
+    ),
+    "content in parts": (
+        [{"prompt": "ab"}, {"prompt": [{"role": "user", "content": [{"type": "text", "text": "a\ud83db"}]}]}],
+        PromptOptions(),
+        "{% for message in messages %}{% for part in message.content %}{{ part.text }}{% endfor %}ab{% endfor %}",
+    ),
+    "column of a template": ([{"x": "ab"}, {"x": "a\ud83db"}], PromptOptions(template="a{x}"), None),
+}
+
+
+@pytest.mark.parametrize(("rows", "options", "chat_template"), SURROGATES.values(), ids=list(SURROGATES))
+def test_a_prompt_with_half_of_a_character_is_refused_with_its_row(rows, options, chat_template):
+    with pytest.raises(DataError) as caught:
+        PromptBuilder(make_tokenizer(chat_template), options).prepare(Rows(*rows))
+
+    assert str(caught.value) == (
+        "rows, row 2: the prompt has the character '\\ud83d', which is half of one\n"
+        "Write its other half too, as in \\ud83d\\ude00, or remove the row."
+    )

@@ -94,6 +94,17 @@ def test_jsonl_keeps_samples_readable(info):
     assert second["columns"] == {"answer": 4, "weight": None, "nested": {"x": [None, 2.0]}, "odd": "{1}"}
 
 
+def test_jsonl_writes_half_of_a_character_as_its_escape(info):
+    tracker = jsonl(info)
+
+    tracker.log(1, {"a\ud83d": 1.0})
+    tracker.log_samples(1, [replace(SAMPLE, prompt="\udc00")])
+    tracker.finish({})
+
+    assert strict(tracker.metrics_path)[0]["a\ud83d"] == 1.0
+    assert strict(tracker.samples_path)[0]["prompt"] == "\udc00"
+
+
 def test_a_new_run_of_the_same_name_moves_old_lines_aside(info):
     for value in (1.0, 2.0, 3.0):
         tracker = jsonl(info)

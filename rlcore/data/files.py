@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _WHAT_TO_WRITE = (
     "Write a .jsonl, .json, .parquet or .arrow file, a directory of such files, a glob, or a comma-separated list."
 )
+_MAX_DEPTH = 64
+_TOO_DEEP = f"nests lists and objects more than {_MAX_DEPTH} deep\nWrite that value as text, or remove the row."
 _JSON_LINE = 'Each line must be one JSON object: {"prompt": "..."}. Correct the line or remove it.'
 
 
@@ -160,9 +162,24 @@ def _json_object(line: bytes, where: str) -> dict[str, object]:
         raise DataError(f"{where}: not UTF-8: {error.reason}\nSave the file as UTF-8.") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not valid JSON: {error.msg} at character {error.pos + 1}\n{_JSON_LINE}") from error
+    except ValueError as error:  # an integer with more digits than Python takes
+        raise DataError(f"{where}: not valid JSON: {error}\n{_JSON_LINE}") from error
+    except RecursionError:
+        raise DataError(f"{where}: {_TOO_DEEP}") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: a {type(row).__name__}, not an object\n{_JSON_LINE}")
+    if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _is_too_deep(row):
+        raise DataError(f"{where}: {_TOO_DEEP}")
     return row
+
+
+def _is_too_deep(value: object) -> bool:
+    """Whether values nest so deeply that pickling or logging them could exceed Python's recursion limit."""
+    level = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    return bool(containers)
 
 
 def _read_json(path: Path) -> _File:
@@ -173,11 +190,15 @@ def _read_json(path: Path) -> _File:
         rows = json.loads(content)
     except ValueError as error:
         raise DataError(f"{path}: not valid JSON: {error}\nThe file must be one list of objects.") from error
+    except RecursionError:
+        raise DataError(f"{path}: {_TOO_DEEP}") from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise DataError(
                 f"{path}, row {number}: a {type(row).__name__}, not an object\nThe file must be one list of objects."
             )
+        if _is_too_deep(row):
+            raise DataError(f"{path}, row {number}: {_TOO_DEEP}")
     return _File(path=path, rows=rows)
 
 

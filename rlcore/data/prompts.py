@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, DataError, did_you_mean
 from rlcore.protocols.optional import NamesRows
 from rlcore.types import RESERVED_COLUMNS
@@ -121,6 +122,7 @@ class PromptBuilder:
         for start in range(0, len(prompts), _CHUNK):
             chunk = prompts[start : start + _CHUNK]
             texts = [self._text(prompt, dataset, start + index) for index, prompt in enumerate(chunk)]
+            _check_encodable(texts, dataset, start)
             token_ids += self._encode(texts)
         return self._assemble(dataset, {**table, "prompt": prompts}, token_ids)
 
@@ -229,6 +231,15 @@ class PromptBuilder:
             source_index=np.array(keep, dtype=np.int64),
             counts={"overlong_dropped": len(dropped), "overlong_truncated": len(long) - len(dropped)},
         )
+
+
+def _check_encodable(texts: Sequence[str], dataset: Dataset, start: int) -> None:
+    for index, text in enumerate(texts, start):
+        if half := unencodable(text):
+            raise DataError(
+                f"{_where(dataset, index)}: the prompt has the character {half!r}, which is half of one\n"
+                "Write its other half too, as in \\ud83d\\ude00, or remove the row."
+            )
 
 
 def _where(dataset: Dataset, index: int) -> str:

@@ -38,7 +38,7 @@ class JSONLTracker:
                 _move_aside(path)
             else:
                 _cut_after(path, resume_step)
-            self._files[path] = path.open("a", encoding="utf-8")
+            self._files[path] = path.open("a", encoding="utf-8", errors="backslashreplace")  # names of metrics, too
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))

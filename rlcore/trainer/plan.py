@@ -16,6 +16,7 @@ from typing import Any
 from rlcore.config.build import build, build_plugin
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.data.loader import PromptLoader
+from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, ModelError, did_you_mean
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
@@ -332,7 +333,7 @@ def _check_demonstrations(config: Config, columns: Sequence[str], data: Prompts)
                 f"{did_you_mean(name, known)}\nIt has: {', '.join(known)}. Rename one:  'data.rename={{COLUMN: {name}}}'"
             )
         values = data.batch[name]
-        bad = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
+        bad = next((i for i, value in enumerate(values) if not isinstance(value, str) or unencodable(value)), None)
         if bad is not None:
             raise ConfigError(
                 f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, and algorithm '{config.algorithm.name}'"

@@ -15,6 +15,7 @@ from rlcore.config.schema import Config
 from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
 from rlcore.data.loader import PromptLoader
+from rlcore.data.text import encodable
 from rlcore.hooks.manager import Hooks
 from rlcore.protocols.optional import ShowsPhase
 from rlcore.protocols.tracker import SampleRecord, Tracker
@@ -176,7 +177,7 @@ _HIDDEN = frozenset(
 
 
 def record(step: int, row: Mapping[str, Any]) -> SampleRecord:
-    """A scored sample, as `RewardWorker.examples` gives it, for trackers."""
+    """Return a scored sample, as `RewardWorker.examples` gives it, in text that every tracker can write."""
     from rlcore.workers.reward import PART_PREFIX
 
     parts = {name.removeprefix(PART_PREFIX): value for name, value in row.items() if name.startswith(PART_PREFIX)}
@@ -187,12 +188,12 @@ def record(step: int, row: Mapping[str, Any]) -> SampleRecord:
     }
     return SampleRecord(
         step=step,
-        prompt=str(row["prompt"]),
-        completion=row["completion"],
+        prompt=encodable(str(row["prompt"])),
+        completion=encodable(row["completion"]),
         reward=row["reward"] if row["reward_status"] == 0 else None,
         parts=parts,
         prompt_id=row["prompt_id"],
         sample_id=row["sample_id"],
         finish_reason=row["finish_reason"],
-        columns=columns,
+        columns=encodable(columns),
     )
