@@ -12,6 +12,7 @@
         InfrastructureError      (RuntimeError) a process, a device, the disk: elsewhere it may work
           DeadlineExceeded       (TimeoutError) a wait that ended without its answer
           HostDied               a process that held workers is gone
+        TrackerError             a tracker could not write; what was learned can still be saved
         SampleError              (ValueError)  this sample, this reward: others may be fine
         NumericalError           (ArithmeticError) a loss or a gradient that is not finite
 
@@ -79,6 +80,10 @@ class DeadlineExceeded(InfrastructureError, TimeoutError):
 
 class HostDied(InfrastructureError):
     """A host process ended while its workers were needed."""
+
+
+class TrackerError(RunError):
+    """A tracker that could not start, write or finish; what was learned can still be saved."""
 
 
 class SampleError(RunError, ValueError):

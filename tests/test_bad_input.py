@@ -661,3 +661,101 @@ def test_the_traceback_is_shown_when_it_is_asked_for(world):
     assert code == 2
     assert said.startswith("Traceback (most recent call last):")
     assert "ConfigError: trainer.step: no such setting. Did you mean 'steps'?" in said
+
+
+TRACKERS = """
+class Full:
+    Config = None
+    method = "log"
+    where = 3
+
+    def __init__(self, config, run): ...
+    def start(self, config, *, resume_step): self.told("start", resume_step or 0)
+    def log(self, step, metrics): self.told("log", step)
+    def log_samples(self, step, samples): self.told("log_samples", step)
+    def finish(self, summary): self.told("finish", 3)
+
+    def told(self, method, step):
+        if (method, step) == (self.method, self.where):
+            raise OSError(28, "No space left on device")
+
+
+class AtTheStart(Full):
+    method, where = "start", 0
+
+
+class WithSamples(Full):
+    method = "log_samples"
+
+
+class AtTheEnd(Full):
+    method = "finish"
+
+
+class AtTheEndToo(Full):
+    def told(self, method, step):
+        if step == 3:
+            raise OSError(28, "No space left on device")
+"""
+
+
+def full(world, name: str, *more: str) -> tuple[int, list[str]]:
+    (world.folder / "trackers.py").write_text(TRACKERS)
+    code, _, said = world.train(
+        f"trackers=[jsonl,{world.folder}/trackers.py:{name}]", "trainer.steps=5", "run.resume=auto", *more
+    )
+    return code, said.splitlines()
+
+
+@pytest.mark.parametrize("name", ["Full", "WithSamples", "AtTheEndToo"])
+def test_a_tracker_that_cannot_write_ends_the_run_and_loses_no_step(world, name):
+    code, said = full(world, name)
+
+    assert code == 1
+    assert said == [
+        f"error: tracker '{world.folder}/trackers.py:{name}' failed at step 3: OSError: [Errno 28] No space left on device",
+        "Fix that or leave it out of  trackers=[...] , and go on with the same command and  run.name=r",
+        f"the checkpoint of step 3 is in {world.folder}/runs/r/checkpoints",
+    ]
+    assert [path.name for path in (world.folder / "runs" / "r" / "checkpoints").iterdir()] == ["step_000003"]
+    code, _, said = world.train("trainer.steps=4")
+    assert code == 0, said
+    assert world.metrics()["step"] == 4
+
+
+def test_a_tracker_that_cannot_start_ends_the_run_with_its_name(world):
+    code, (first, second) = full(world, "AtTheStart")
+
+    assert code == 1
+    assert first.startswith(f"error: tracker '{world.folder}/trackers.py:AtTheStart' failed at the start: OSError: ")
+    assert second.startswith("Fix that or leave it out")
+
+
+def test_a_tracker_that_cannot_finish_is_named_after_a_run_that_is_complete(world):
+    code, (first, _) = full(world, "AtTheEnd")
+
+    assert code == 1
+    assert first.startswith(f"error: tracker '{world.folder}/trackers.py:AtTheEnd' failed at the end: OSError: ")
+    assert world.metrics()["step"] == 5
+    assert (world.folder / "runs" / "r" / "checkpoints" / "step_000005").is_dir()
+
+
+def test_a_full_disk_under_the_metrics_ends_the_run_with_one_message(world, monkeypatch):
+    from rlcore.trackers.jsonl import JSONLTracker
+
+    write = JSONLTracker._write
+
+    def write_to_a_full_disk(self, path, record):
+        if record["step"] == 1:
+            self._files[path].close()
+            self._files[path] = open("/dev/full", "a")  # noqa: SIM115
+        write(self, path, record)
+
+    monkeypatch.setattr(JSONLTracker, "_write", write_to_a_full_disk)
+
+    code, _, said = world.train()
+
+    assert code == 1
+    assert said.splitlines()[0].endswith("OSError: [Errno 28] No space left on device")
+    assert "Traceback" not in said
+    assert (world.folder / "runs" / "r" / "checkpoints" / "step_000001").is_dir()

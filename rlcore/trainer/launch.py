@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TextIO
 
-from rlcore.config.build import flatten
 from rlcore.config.schema import Choice, Config
 from rlcore.controller.group import Group, spawn
 from rlcore.controller.runtime import Runtime, make_runtime
@@ -77,8 +76,7 @@ def _start(plan: Plan, run: Run) -> None:
         run.checkpoints.set_aside()
     trackers, run.trackers = run.trackers, []
     for tracker in trackers:
-        run.trackers = [*run.trackers, tracker]  # only these are finished when the start fails
-        tracker.start(flatten(config), resume_step=plan.resume.step if plan.resume else None)
+        run.start_tracker(tracker, plan.resume.step if plan.resume else None)
     runtime.traffic.on_call = run.phase
     run.phase("start")
     run.roles = start_roles(plan, runtime, run.hooks, list(plan.workers), run.note_scored)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlcore.errors import ConfigError, InfrastructureError, NumericalError, RunError
+from rlcore.errors import ConfigError, InfrastructureError, NumericalError, RunError, TrackerError
 from rlcore.protocols.optional import Evaluates
 from rlcore.trainer.evaluate import evaluate
 from rlcore.trainer.run import Clock, Run, values
@@ -114,9 +114,12 @@ def _complete_after(run: Run, error: BaseException) -> None:
     if not isinstance(error, Exception) or isinstance(error, InfrastructureError):
         return
     try:
-        if run.collecting and run.counters.step:
+        lost_tracker = isinstance(error, TrackerError)  # raised before a step or after it, never inside an update
+        if (run.collecting or lost_tracker) and run.counters.step:
             save(run)
         complete(run)
+        if lost_tracker and run.counters.step:
+            error.add_note(f"the checkpoint of step {run.counters.step} is in {run.checkpoints.directory}")
     except RunError as second:
         error.add_note(f"besides: {second}")
 

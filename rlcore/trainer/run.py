@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +16,7 @@ from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
 from rlcore.data.loader import PromptLoader
 from rlcore.data.text import encodable
+from rlcore.errors import RlcoreError, TrackerError
 from rlcore.hooks.manager import Hooks
 from rlcore.protocols.optional import ShowsPhase
 from rlcore.protocols.tracker import SampleRecord, Tracker
@@ -97,8 +98,9 @@ class Run:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give the metrics of a step to every tracker."""
-        for tracker in self.trackers:
-            tracker.log(step, metrics)
+        for name, tracker in self._named_trackers():
+            with _tracker_errors(name, f"step {step}", self.directory.name):
+                tracker.log(step, metrics)
 
     def log_samples(self, step: int) -> None:
         """Give a few of the step's samples to every tracker; only these come to the controller."""
@@ -107,17 +109,40 @@ class Run:
         some = self.scored.take(range(min(self.config.trainer.log_samples, len(self.scored))))
         shares: list[Any] = self.roles.reward.examples(some)
         records = [record(step, row) for share in shares for row in share]
-        for tracker in self.trackers:
-            tracker.log_samples(step, records)
+        for name, tracker in self._named_trackers():
+            with _tracker_errors(name, f"step {step}", self.directory.name):
+                tracker.log_samples(step, records)
 
     def close(self, summary: Mapping[str, object]) -> None:
         """End hosts and trackers, and let go of the directory."""
         with ExitStack() as last:  # each of them, whatever the others raise
             last.callback(self.signals.restore)
             last.callback(self.lock.close)
-            for tracker in self.trackers:
-                last.callback(tracker.finish, summary)
+            for name, tracker in self._named_trackers():
+                last.callback(self._finish, name, tracker, summary)
             self.runtime.shutdown()
+
+    def start_tracker(self, tracker: Tracker, resume_step: int | None) -> None:
+        """Start the next tracker; only those that were begun are finished when the start fails."""
+        self.trackers = [*self.trackers, tracker]
+        name, _ = self._named_trackers()[-1]
+        with _tracker_errors(name, "the start", self.directory.name):
+            tracker.start(flatten(self.config), resume_step=resume_step)
+
+    def _finish(self, name: str, tracker: Tracker, summary: Mapping[str, object]) -> None:
+        """Finish a tracker; a failure never hides the error that ended the run."""
+        try:
+            with _tracker_errors(name, "the end", self.directory.name):
+                tracker.finish(summary)
+        except TrackerError as error:
+            if not summary.get("error"):
+                raise
+            logger.warning("%s", error)
+
+    def _named_trackers(self) -> list[tuple[str, Tracker]]:
+        """Return the trackers that were begun, with the names that the user gave."""
+        assert len(self.trackers) <= len(self.config.trackers), "a tracker that the config does not name"
+        return [(choice.name, tracker) for choice, tracker in zip(self.config.trackers, self.trackers)]
 
     def state(self) -> dict[str, Any]:
         """JSON data for a checkpoint, besides what the roles write."""
@@ -145,6 +170,20 @@ class Run:
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name) and not name.startswith("run."):
                 logger.warning("%s is %s; it was %s up to this checkpoint", name, now.get(name), before.get(name))
+
+
+@contextmanager
+def _tracker_errors(name: str, when: str, run_name: str) -> Iterator[None]:
+    """Turn whatever a tracker raises into a TrackerError with its name."""
+    try:
+        yield
+    except RlcoreError:
+        raise
+    except Exception as error:
+        raise TrackerError(
+            f"tracker '{name}' failed at {when}: {type(error).__name__}: {error}\n"
+            f"Fix that or leave it out of  trackers=[...] , and go on with the same command and  run.name={run_name}"
+        ) from error
 
 
 def error_text(error: BaseException) -> str:
