@@ -578,6 +578,24 @@ def test_what_a_killed_process_left_half_written_is_swept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
 
 
+def test_a_kill_while_an_old_checkpoint_is_removed_leaves_nothing_after_the_next_start(tmp_path, monkeypatch):
+    for step in (1, 2):
+        checkpoint(tmp_path, step)
+
+    def removes_half(path, **_):
+        (path / "manifest.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlcore.trainer.checkpoint.shutil.rmtree", removes_half)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoints(tmp_path, 1)._forget_before(2)
+    monkeypatch.undo()
+
+    Checkpoints(tmp_path, 1).sweep()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
+
+
 def test_export_and_resume_find_the_same_checkpoint(tmp_path):
     checkpoint(tmp_path / "checkpoints", 999_999)
     checkpoint(tmp_path / "checkpoints", 1_000_000)

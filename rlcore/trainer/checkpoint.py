@@ -101,9 +101,10 @@ class Checkpoints:
         return newest(self.directory)
 
     def sweep(self) -> None:
-        """Remove what a killed process had half written."""
-        for path in self.directory.glob(f".{_PREFIX}*.writing"):
-            shutil.rmtree(path)
+        """Remove what a killed process had half written or half removed."""
+        for ending in ("writing", "removing"):
+            for path in self.directory.glob(f".{_PREFIX}*.{ending}"):
+                shutil.rmtree(path)
 
     def set_aside(self) -> None:
         """A run that starts anew leaves the checkpoints of an earlier run of its name, under another name."""
@@ -120,7 +121,7 @@ class Checkpoints:
         earlier = [path for path in checkpoint_paths(self.directory) if int(_step(path)) < step]
         older = [path for path in earlier if damage(path) is None]  # a damaged one is none of those to keep
         for path in older[: max(0, len(older) - self._keep_last + 1)]:
-            shutil.rmtree(path)
+            shutil.rmtree(path.rename(path.with_name(f".{path.name}.removing")))  # a kill leaves it to `sweep`
 
 
 def newest(directory: Path) -> Checkpoint | None:
