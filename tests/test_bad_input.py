@@ -647,6 +647,14 @@ def test_a_hook_may_not_give_a_metric_of_the_core(world):
     assert f"leave {world.folder}/rewards.py:Clash out of plugins.hooks" in second
 
 
+@pytest.mark.parametrize(("asked", "times"), [(5, 1), (4, 0)])
+def test_steps_that_must_repeat_a_prompt_are_warned_of(world, caplog, asked, times):
+    code, _, _ = world.train(f"trainer.prompts_per_step={asked}", "--dry-run")
+
+    assert code == 0
+    assert caplog.text.count("trainer.prompts_per_step=5 is more than the 4 prompts of") == times
+
+
 @pytest.mark.parametrize(("samples", "times"), [(1, 1), (2, 0)])
 def test_groups_of_one_sample_are_warned_of_once(world, caplog, samples, times):
     code, _, _ = world.train(f"sampling.samples_per_prompt={samples}", "trainer.steps=2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rlcore.hooks.manager import Hooks
     from rlcore.trainer.plan import Plan
 
+logger = logging.getLogger(__name__)
 _EXAMPLES = """\
 examples:
   rlcore train preset=quickstart                           a tiny model that learns to sort, about a minute
@@ -79,7 +81,18 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     directory = (Path(config.run.directory) / (config.run.name or _new_name(config, overrides))).absolute()
     if not writable(directory):
         raise ConfigError(f"run.directory={config.run.directory} cannot be written\nType  run.directory=DIR")
-    return make_plan(config, directory), hooks
+    plan = make_plan(config, directory)
+    _warn_of_repeated_prompts(plan)
+    return plan, hooks
+
+
+def _warn_of_repeated_prompts(plan: Plan) -> None:
+    asked, there = plan.config.trainer.prompts_per_step, len(plan.prompts.batch)
+    if asked > there:
+        logger.warning(
+            "trainer.prompts_per_step=%d is more than the %d prompts of %s, so each step repeats some; type  %s",
+            *(asked, there, plan.prompts.name, f"trainer.prompts_per_step={there}"),
+        )
 
 
 def _in_a_new_directory(plan: Plan) -> Plan:
