@@ -51,6 +51,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.algorithms.losses": "clipped_policy_loss clipped_value_loss",
     "rlcore.algorithms.ppo": "PPO PPOConfig last_loss_tokens",
     "rlcore.config.schema": "Choice Config DataConfig EvalConfig",
+    "rlcore.data.limits": "limited",
     "rlcore.data.loader": "mix",
     "rlcore.data.transcript": "Transcript transcripts_batch",
     "rlcore.workers.averaging": "count reduce_terms",

@@ -4,7 +4,10 @@ The tokenizer is made here, one token per character: <s> is 0, </s> is 1, "a" is
 """
 
 import os
+import resource
+import signal
 import string
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -427,3 +430,50 @@ def test_a_prompt_with_half_of_a_character_is_refused_with_its_row(rows, options
         "rows, row 2: the prompt has the character '\\ud83d', which is half of one\n"
         "Write its other half too, as in \\ud83d\\ude00, or remove the row."
     )
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+UNBOUNDED = {
+    "loops": (ENDLESS, "took longer than 0.5 s"),
+    "allocates at once": ("{{ 'a' * 100000000000 }}", "needed more than 4 GiB of memory"),
+    "loops for one row": ("{% if messages[0].content == 'b' %}" + ENDLESS + "{% endif %}a", "took longer than 0.5 s"),
+}
+
+
+@pytest.mark.parametrize(("chat_template", "limit"), UNBOUNDED.values(), ids=list(UNBOUNDED))
+def test_a_chat_template_without_bound_is_refused_with_its_row(monkeypatch, chat_template, limit):
+    monkeypatch.setattr("rlcore.data.limits.LIMIT_S", 0.5)
+    limits = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    row = 2 if "==" in chat_template else 1
+
+    with pytest.raises(DataError) as caught:
+        PromptBuilder(make_tokenizer(chat_template), PromptOptions()).prepare(Rows({"prompt": "a"}, {"prompt": "b"}))
+
+    assert str(caught.value) == (
+        f"rows, row {row}: the chat template of 'tiny' {limit}\n"
+        "Correct its loops in chat_template.jinja or tokenizer_config.json, or do without it:  data.chat=never"
+    )
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == limits
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_the_time_limit_is_for_each_prompt(monkeypatch):
+    monkeypatch.setattr("rlcore.data.limits.LIMIT_S", 0.5)
+    tokenizer = make_tokenizer(CHAT_TEMPLATE)
+    render = tokenizer.apply_chat_template
+    tokenizer.apply_chat_template = lambda *given, **more: time.sleep(0.2) or render(*given, **more)
+
+    prompts = PromptBuilder(tokenizer, PromptOptions()).prepare(Rows(*[{"prompt": "a"}] * 5))
+
+    assert len(prompts) == 5
+
+
+def test_prompts_are_rendered_in_another_thread_too():
+    built = []
+    builder = PromptBuilder(make_tokenizer(CHAT_TEMPLATE), PromptOptions())
+    thread = threading.Thread(target=lambda: built.append(builder.prepare(Rows({"prompt": "a"}))))
+
+    thread.start()
+    thread.join(timeout=30)
+
+    assert len(built[0]) == 1

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from rlcore.data.limits import LIMIT_BYTES, limited
 from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, DataError, did_you_mean
 from rlcore.protocols.optional import NamesRows
@@ -121,7 +122,11 @@ class PromptBuilder:
         token_ids: list[np.ndarray] = []
         for start in range(0, len(prompts), _CHUNK):
             chunk = prompts[start : start + _CHUNK]
-            texts = [self._text(prompt, dataset, start + index) for index, prompt in enumerate(chunk)]
+            texts = []
+            with limited() as restart_clock:
+                for index, prompt in enumerate(chunk, start):
+                    restart_clock()
+                    texts.append(self._text(prompt, dataset, index))
             _check_encodable(texts, dataset, start)
             token_ids += self._encode(texts)
         return self._assemble(dataset, {**table, "prompt": prompts}, token_ids)
@@ -183,6 +188,12 @@ class PromptBuilder:
     def _render(self, messages: Sequence[Message], dataset: Dataset, index: int) -> str:
         try:
             return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except (TimeoutError, MemoryError) as error:
+            limit = error if str(error) else f"needed more than {LIMIT_BYTES / 2**30:g} GiB of memory"
+            raise DataError(
+                f"{_where(dataset, index)}: the chat template of '{self._tokenizer.name_or_path}' {limit}\n"
+                "Correct its loops in chat_template.jinja or tokenizer_config.json, or do without it:  data.chat=never"
+            ) from error
         except Exception as error:  # a chat template is the model author's program: it may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)
             raise DataError(

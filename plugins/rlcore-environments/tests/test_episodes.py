@@ -544,6 +544,14 @@ def test_a_tokenizer_without_template_is_refused(tokenizer):
         Chat(tokenizer)
 
 
+def test_a_template_that_loops_without_end_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr("rlcore.data.limits.LIMIT_S", 0.5)
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+    with pytest.raises(SampleError, match=r"the chat template refused .* took longer than 0\.5 s"):
+        Chat(tokenizer, [weigh])
+
+
 def test_a_template_that_hides_what_was_written_is_refused(tokenizer):
     tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlcore.data.limits import limited
 from rlcore.errors import ConfigError, ModelError, SampleError
 from rlcore.protocols.environment import Message
 from rlcore.protocols.optional import HasTools
@@ -68,12 +69,14 @@ class Chat:
     def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
         plain = [dict(message) for message in messages]
         try:
-            return str(
-                self.tokenizer.apply_chat_template(plain, tools=tools, add_generation_prompt=True, tokenize=False)
-            )
+            with limited():
+                return str(
+                    self.tokenizer.apply_chat_template(plain, tools=tools, add_generation_prompt=True, tokenize=False)
+                )
         except Exception as error:  # a chat template is the model author's program: it may raise anything
             roles = ", ".join(str(message.get("role")) for message in plain)
-            raise SampleError(f"the chat template refused messages with the roles {roles}: {error}") from error
+            reason = str(error) or type(error).__name__
+            raise SampleError(f"the chat template refused messages with the roles {roles}: {reason}") from error
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

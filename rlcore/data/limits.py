@@ -1,0 +1,48 @@
+"""A limit of time and memory for a program that comes with data or a model, such as a chat template."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+LIMIT_S = 10.0
+LIMIT_BYTES = 4 * 2**30
+
+
+@contextmanager
+def limited() -> Iterator[Callable[[], None]]:
+    """Raise TimeoutError or MemoryError when the block takes longer, or allocates more, than the limits.
+
+    Yields a function that starts the time again: calling it costs less than a block of its own for each render.
+    Signals reach Python in the main thread only; in another thread there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = in_use + LIMIT_BYTES
+    handler = signal.signal(signal.SIGALRM, _raise_late)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit if soft < 0 else min(soft, limit), hard))
+        timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+        try:
+            yield lambda: _restart(LIMIT_S)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _restart(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _raise_late(*_: object) -> NoReturn:
+    raise TimeoutError(f"took longer than {LIMIT_S:g} s")
