@@ -222,6 +222,7 @@ def test_the_golden_files_are_those_of_the_cases():
         ("dataset", "data.dataset=x"),
         ("transfer", "transfer=x"),
         ("command", "rlcore x"),
+        ("worker", "RoleSpec(worker='x')"),
     ],
 )
 def test_what_to_type_is_the_setting_that_chooses_this_kind(kind, shown):

@@ -48,6 +48,7 @@ _OPTIONS = {
     "reward": "reward={}",
     "tracker": "trackers=[{}]",
     "transfer": "transfer={}",
+    "worker": "RoleSpec(worker='{}')",
 }
 """How a plugin of a kind is chosen, where it is not kind.name=..."""
 
@@ -137,12 +138,12 @@ def ended_at_import(entry: Entry) -> str:
     place = entry.target.rpartition(":")[0] or entry.target
     plugin, why = f"'{entry.target}'", _python(place, "-X faulthandler ")
     if entry.package:
-        plugin, why = f"'{entry.name}' ({entry.package} {entry.version})", f"rlcore doctor {entry.package}"
+        plugin = f"'{entry.name}' ({entry.package} {entry.version})"
+        why = f"rlcore doctor {entry.package}      or remove it:  pip uninstall {entry.package}"
     return (
         f"error: this process ended while {entry.kind} {plugin} was being imported\n"
         f"To see why:  {why}\n"
-        + (f"To remove it:  pip uninstall {entry.package}\n" if entry.package else "")
-        + f"If it only needs more time:  export {TIMEOUT}=3600"
+        f"If it only needs more time:  export {TIMEOUT}=3600"
     )
 
 

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 TIMEOUT = "RLCORE_IMPORT_TIMEOUT_S"
-_DEFAULT_S = 300.0
-_LONGEST_S = 86_400.0
 _PRINT_UNLESS_FED = 'read -r _ || printf "%s\\n" "$0" >&2'
 _guarding = False
 
@@ -47,13 +45,13 @@ def import_guard(message: str) -> Iterator[None]:
 
 
 def _limit_s() -> float:
-    text = os.environ.get(TIMEOUT, str(_DEFAULT_S))
+    text = os.environ.get(TIMEOUT, "300")
     try:
         limit_s = float(text)
     except ValueError:
         limit_s = 0.0
-    if not 0 < limit_s <= _LONGEST_S:
-        raise ValueError(f"{TIMEOUT}={text} is not a number of seconds up to {_LONGEST_S:g}")
+    if not 0 < limit_s <= 86_400:
+        raise ValueError(f"{TIMEOUT}={text} is not a number of seconds up to 86400")
     return limit_s
 
 
