@@ -238,6 +238,19 @@ def test_a_command_of_a_plugin_runs_by_name_and_by_name_and_package(tmp_path):
     assert (chosen.returncode, chosen.stdout) == (5, "bench a\n")
 
 
+def test_a_command_with_the_name_of_a_command_of_rlcore_is_listed_as_shadowed(tmp_path):
+    code = {"own_train": "def main(argv):\n    print('my own', *argv)\n    return 0\n"}
+    plant(tmp_path, "own-train", {"command": {"train": "own_train:main"}}, code=code)
+
+    rows = json.loads(rlcore("list-plugins", "--json", "--kind", "command", sites=[tmp_path]).stdout)
+    chosen = rlcore("train@own-train", "a", sites=[tmp_path])
+
+    (row,) = [row for row in rows if row["package"] == "own-train"]
+    assert row["status"] == "shadowed"
+    assert row["detail"] == "rlcore train is rlcore's own command; type  rlcore train@own-train"
+    assert (chosen.returncode, chosen.stdout) == (0, "my own a\n")
+
+
 def test_a_command_that_nobody_has_is_refused_with_the_nearest(tmp_path):
     done = rlcore("list-plugin", sites=[tmp_path])
 

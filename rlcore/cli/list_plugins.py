@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlcore import __version__
+from rlcore.cli import COMMANDS
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog
 from rlcore.registry.known import KNOWN_PACKAGES
@@ -32,7 +33,7 @@ class Row(Entry):
     """One line of the list, and one object of --json; keys are only ever added."""
 
     status: str
-    """ok, unbounded, duplicate, incompatible, incomplete, disabled, broken or not installed."""
+    """ok, unbounded, duplicate, shadowed, incompatible, incomplete, disabled, broken or not installed."""
     detail: str
 
 
@@ -94,6 +95,8 @@ def _status(plugins: Catalog, entry: Entry, providers: int) -> tuple[str, str]:
     place, colon, attribute = entry.target.partition(":")
     if entry.kind not in MODULE_KINDS and not (place and colon and attribute):
         return "broken", f"'{entry.target}' is not module:attribute"
+    if entry.kind == "command" and entry.name in COMMANDS:
+        return "shadowed", f"rlcore {entry.name} is rlcore's own command; type  rlcore {entry.name}@{entry.package}"
     if providers > 1:
         same = [other for other in plugins.find(entry.kind, entry.name) if plugins.hidden(other) is None]
         others = ", ".join(f"{other.package} {other.version}" for other in same if other != entry)
