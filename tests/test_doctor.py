@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -151,6 +152,46 @@ def site(tmp_path, monkeypatch):
     yield tmp_path
     monkeypatch.undo()
     refresh()
+
+
+def test_each_result_is_printed_as_soon_as_it_is_there(site, capsys, monkeypatch):
+    def judge(jobs, *_):
+        name = jobs[0][2]
+        if name == "last-one":
+            assert printed.wait(timeout=30), "the other result is printed while this check still runs"
+        return [{"status": "ok", "detail": "", "seconds": 0.0}], "", ""
+
+    printed, own_print = threading.Event(), print
+
+    def spy(*words, **options):
+        own_print(*words, **options)
+        if words[0].startswith("ok        reward next-one"):
+            printed.set()
+
+    for package in ("last-one", "next-one"):
+        reward(site, package, REWARD)
+    refresh()
+    monkeypatch.setattr(doctor, "run_jobs", judge)
+    monkeypatch.setattr(doctor, "_AT_ONCE", 2)
+    monkeypatch.setattr("builtins.print", spy)
+
+    assert main(["last-one", "next-one"]) == 0
+
+    first, second, summary = capsys.readouterr().out.splitlines()
+    assert first.startswith("ok        reward next-one (next-one 1.0)")
+    assert second.startswith("ok        reward last-one (last-one 1.0)")
+    assert summary == "2 checks: all in order"
+
+
+def test_what_is_being_checked_is_named_on_stderr(site, capsys):
+    reward(site, "fine-one", REWARD)
+    refresh()
+
+    main(["fine-one", "--json"])
+
+    done = capsys.readouterr()
+    assert done.err == "checking fine-one: reward fine-one ...\n"
+    assert json.loads(done.out)[0]["status"] == "ok"
 
 
 @pytest.mark.parametrize("asked", ["raising-one", "Raising_One", "boom"])

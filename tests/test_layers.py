@@ -62,7 +62,7 @@ BUDGETS = {
     "trainer": 1_750,
     "quickstart": 190,
     "surface": 110,
-    "cli": 980,
+    "cli": 1_020,
     "testing": 1_600,
 }
 """Package -> most lines of code, without blank lines, comments and docstrings."""

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -21,6 +27,8 @@ from rlcore.registry.catalog import catalog, normalise
 
 SETTINGS = ("settings", "model", "tokenizer", "data", "reward", "plan")
 """The checks of rlcore/cli/settings.py."""
+_AT_ONCE = min(4, os.cpu_count() or 1)
+"""Packages that are checked side by side."""
 SLOW_S = 10.0
 """A plugin that takes longer to import than this, with all that it imports, is called slow."""
 _EXAMPLES = """\
@@ -57,24 +65,41 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(list(argv))
     settings = [word for word in options.words if "=" in word]
     packages = [word for word in options.words if "=" not in word]
+    alone = [] if packages else [[Finding(kind="machine", name=name) for name in machine.CHECKS]]
+    alone += [[Finding(kind="settings", name=name) for name in SETTINGS]] if settings else []
+    plugins = plugin_checks(packages) if options.plugins or packages else []
+    width = max(len(_title(check)) for checks in (*alone, *plugins) for check in checks)
     findings: list[Finding] = []
-    if not packages:
-        checks = [Finding(kind="machine", name=name) for name in machine.CHECKS]
-        findings += check_all(checks, options.timeout, options.output)
-    if settings:
-        checks = [Finding(kind="settings", name=name) for name in SETTINGS]
-        findings += check_all(checks, options.timeout, options.output, settings)
-    if options.plugins or packages:
-        findings += check_plugins(packages, options.timeout)
+    check = partial(check_all, timeout_s=options.timeout, output=options.output, settings=settings)
+    for batches, at_once in ((alone, 1), (plugins, _AT_ONCE)):
+        with closing(side_by_side(batches, check, at_once)) as results:
+            for finding in results:
+                findings.append(finding)
+                if not options.json:
+                    print("\n".join(_lines(finding, width, traceback=bool(packages))), flush=True)
     if options.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print(json.dumps([asdict(finding) for finding in sorted(findings, key=_place)], indent=2))
     else:
-        print(_report(findings, tracebacks=bool(packages)))
+        print(_summary(findings))
     return int(any(finding.status == "broken" for finding in findings))
 
 
-def check_plugins(wanted: Sequence[str], timeout_s: float) -> list[Finding]:
-    """Import every installed plugin and compare it with its protocol, or those of the wanted packages only."""
+def side_by_side(
+    batches: Sequence[Sequence[Finding]], check: Callable[..., list[Finding]], at_once: int
+) -> Generator[Finding, None, None]:
+    """Yield the findings of each batch when it is done; closing the iterator ends the child processes."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            for done in as_completed([pool.submit(check, checks, is_over=stop.is_set) for checks in batches]):
+                yield from done.result()
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def plugin_checks(wanted: Sequence[str]) -> list[list[Finding]]:
+    """Return the checks of every installed plugin, or of the wanted packages only, by package."""
     rows = list_plugins(catalog(), absent=False)
     for word in wanted:
         names = sorted({name for row in rows for name in (row.package, row.name)})
@@ -84,17 +109,24 @@ def check_plugins(wanted: Sequence[str], timeout_s: float) -> list[Finding]:
             )
     chosen = [row for row in rows if not wanted or {row.name, row.package} & {*wanted, *map(normalise, wanted)}]
     by_package = groupby(sorted(chosen, key=lambda row: row.package), key=lambda row: row.package)
-    found = [it for _, group in by_package for it in check_all([_unchecked(row) for row in group], timeout_s, ".")]
-    return sorted(found, key=lambda finding: (finding.kind, finding.name, finding.package))
+    return [[_unchecked(row) for row in group] for _, group in by_package]
 
 
-def check_all(checks: Sequence[Finding], timeout_s: float, output: str, settings: Sequence[str] = ()) -> list[Finding]:
+def check_all(
+    checks: Sequence[Finding],
+    timeout_s: float,
+    output: str,
+    settings: Sequence[str] = (),
+    is_over: Callable[[], bool] = bool,
+) -> list[Finding]:
     """Fill in the findings, in child processes."""
+    subject = checks[0].package or f"the {checks[0].kind}"
+    print(f"checking {subject}: {', '.join(_name(check) for check in checks)} ...", file=sys.stderr, flush=True)
     found = [finding for finding in checks if finding.status in ("disabled", "broken")]
     left = [finding for finding in checks if finding not in found]
-    while left:
+    while left and not is_over():
         jobs = [(it.kind, it.name, it.package) for it in left]
-        answers, reason, printed = run_jobs(jobs, timeout_s, output, settings)
+        answers, reason, printed = run_jobs(jobs, timeout_s, output, settings, is_over)
         found += [_judged(finding, answer) for finding, answer in zip(left, answers)]
         left = left[len(answers) :]
         if left:
@@ -109,7 +141,7 @@ def _unchecked(row: Row) -> Finding:
         return replace(finding, status="broken", detail=row.detail, fix=f"pip install -U {row.package}")
     if row.status == "disabled":
         return replace(finding, status="disabled", detail=row.detail)
-    remark = row.status in ("unbounded", "duplicate")
+    remark = row.status in ("unbounded", "duplicate", "shadowed")
     return replace(finding, status="warning", detail=f"{row.status}: {row.detail}") if remark else finding
 
 
@@ -131,26 +163,34 @@ def _judged(finding: Finding, answer: Mapping[str, Any]) -> Finding:
     return replace(finding, **answer)
 
 
-def _report(findings: Sequence[Finding], *, tracebacks: bool) -> str:
-    lines = []
-    width = max(len(_title(finding)) for finding in findings)
-    for finding in findings:
-        first, *rest = finding.detail.splitlines() or [""]
-        lines.append(f"{finding.status:<8}  {_title(finding):<{width}}  {first}".rstrip())
-        lines += [f"{'':<10}{line}" for line in rest]
-        if finding.fix:
-            lines.append(f"{'':<10}to type:  {finding.fix}")
-        if tracebacks and finding.traceback:
-            lines += ["", *(f"    {line}" for line in finding.traceback.splitlines()), ""]
+def _lines(finding: Finding, width: int, *, traceback: bool) -> list[str]:
+    first, *rest = finding.detail.splitlines() or [""]
+    lines = [f"{finding.status:<8}  {_title(finding):<{width}}  {first}".rstrip()]
+    lines += [f"{'':<10}{line}" for line in rest]
+    if finding.fix:
+        lines.append(f"{'':<10}to type:  {finding.fix}")
+    if traceback and finding.traceback:
+        lines += ["", *(f"    {line}" for line in finding.traceback.splitlines()), ""]
+    return lines
+
+
+def _summary(findings: Sequence[Finding]) -> str:
     counts = {status: sum(it.status == status for it in findings) for status in ("broken", "slow", "warning")}
     bad = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
-    return "\n".join([*lines, f"{len(findings)} checks: {bad or 'all in order'}"])
+    return f"{len(findings)} checks: {bad or 'all in order'}"
+
+
+def _place(finding: Finding) -> tuple[str, ...]:
+    """Return the key that sorts plugins by kind and name, and keeps the checks of machine and settings before them."""
+    return (finding.kind, finding.name, finding.package) if finding.package else ()
+
+
+def _name(finding: Finding) -> str:
+    return f"{finding.kind} {finding.name}" if finding.package else finding.name
 
 
 def _title(finding: Finding) -> str:
-    if not finding.package:
-        return finding.name
-    return f"{finding.kind} {finding.name} ({finding.package} {finding.version})"
+    return f"{_name(finding)} ({finding.package} {finding.version})" if finding.package else finding.name
 
 
 def _parser() -> argparse.ArgumentParser:

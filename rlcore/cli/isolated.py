@@ -24,7 +24,11 @@ from rlcore.errors import RlcoreError
 
 
 def run_jobs(
-    jobs: Sequence[tuple[str, str, str]], timeout_s: float, output: str, settings: Sequence[str] = ()
+    jobs: Sequence[tuple[str, str, str]],
+    timeout_s: float,
+    output: str,
+    settings: Sequence[str] = (),
+    is_over: Callable[[], bool] = bool,
 ) -> tuple[list[dict[str, Any]], str, str]:
     """Do jobs (kind, name, package) in one child; returns its answers, why there are no more, and what it printed."""
     with tempfile.TemporaryDirectory(prefix="rlcore-doctor-") as folder:
@@ -41,7 +45,7 @@ def run_jobs(
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
             try:
-                reason = _wait(child, lambda: answers.read_text().count("\n"), len(jobs), timeout_s)
+                reason = _wait(child, lambda: answers.read_text().count("\n"), len(jobs), timeout_s, is_over)
             finally:
                 _kill_group(child)
         lines = answers.read_text().splitlines(keepends=True)
@@ -49,8 +53,14 @@ def run_jobs(
     return [json.loads(line) for line in lines if line.endswith("\n")], reason, text
 
 
-def _wait(child: subprocess.Popen[bytes], progress: Callable[[], int], number: int, timeout_s: float) -> str:
-    """Wait for a number of answers, or until the child ends or gives none for `timeout_s`; returns why there are no more."""
+def _wait(
+    child: subprocess.Popen[bytes],
+    progress: Callable[[], int],
+    number: int,
+    timeout_s: float,
+    is_over: Callable[[], bool],
+) -> str:
+    """Wait for the answers, or until there will be no more; return the reason why some are missing."""
     seen, since = 0, time.monotonic()
     while child.poll() is None:
         if progress() != seen:
@@ -59,6 +69,8 @@ def _wait(child: subprocess.Popen[bytes], progress: Callable[[], int], number: i
             return ""
         if time.monotonic() - since > timeout_s:
             return f"no answer in {timeout_s:g} s"
+        if is_over():
+            return "interrupted"
         time.sleep(0.02)
     if child.returncode < 0:
         return f"the process was ended by {signal.Signals(-child.returncode).name}"
