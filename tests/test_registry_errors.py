@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PluginError, UserError
-from rlcore.registry import Catalog, PluginSpec, load, resolve
+from rlcore.registry import Catalog, Entry, PluginSpec, load, resolve
 from rlcore.registry import errors as plugin_errors
 from tests.distributions import REWARD, plant
 
@@ -240,3 +240,14 @@ def test_the_setting_that_an_error_proposes_is_one_that_the_config_takes(kind):
     config = compose([setting], complete=False).config
 
     assert "pack.mod:It" in repr(config)
+
+
+def test_a_stranger_with_the_name_of_a_built_in_plugin_leaves_the_built_in_to_choose():
+    entries = [Entry("algorithm", "grpo", package, "1.0", "m:A", "") for package in ("evil-dup", "rlcore")]
+
+    *_, choice = str(plugin_errors.duplicate("algorithm", "grpo", entries)).splitlines()
+
+    assert choice == (
+        "Choose one:  algorithm.name=grpo@evil-dup  or  algorithm.name=grpo@rlcore"
+        "      or hide one:  export RLCORE_DISABLE_PLUGINS=evil-dup"
+    )

@@ -113,11 +113,11 @@ def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin
     """Text G: two packages, one name; order never decides."""
     width = max(len(f"{entry.package} {entry.version}") for entry in entries)
     lines = "\n".join(f"    {f'{entry.package} {entry.version}':<{width}}  ({entry.target})" for entry in entries)
-    first = entries[0].package
+    choices = "  or  ".join(option(kind, f"{name}@{entry.package}") for entry in entries)
     last = [entry.package for entry in entries if entry.package != "rlcore"][-1]  # hiding the core would hide too much
     return DuplicatePlugin(
         f"{kind} '{name}' is provided by {len(entries)} installed packages:\n{lines}\n"
-        f"Choose one:  {option(kind, f'{name}@{first}')}      or hide one:  export {DISABLE}={last}"
+        f"Choose one:  {choices}      or hide one:  export {DISABLE}={last}"
     )
 
 
