@@ -41,6 +41,24 @@ def result(completion): return protocol.RewardResult(0.5, metrics={"format": Tru
 def bad_metric(completion): return protocol.RewardResult(0.5, metrics={"format": float("inf")})
 def forgetful(completion, tags): tags.append("x"); return len(tags)
 def pid(completion): return os.getpid()
+def large(completion): return 1e39 if completion == "b" else 3e38
+def largest(completion): return 3.4028234663852886e38
+def huge_integer(completion): return 10**400
+def interrupts(completion): raise KeyboardInterrupt("by the reward")
+def ends_the_generator(completion): raise GeneratorExit("by the reward")
+def forks(completion): return float(os.fork() == 0) if completion == "b" else 1.0
+def forks_and_the_copy_fails(completion): return 1.0 if os.fork() else 1 / 0
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raises_unprintable(completion): raise Unprintable
+async def judge_forks(completion): return float(os.fork() == 0) if completion == "b" else 1.0
+async def judge_interrupts(completion): raise KeyboardInterrupt("by the reward")
+async def judge_cancels(completion): raise asyncio.CancelledError("by the reward")
 
 
 def numpy_scalar(completion):
@@ -197,6 +215,10 @@ def test_scores_come_back_in_order(spec, num_processes, attribute, values):
     [
         pytest.param("raises", "ZeroDivisionError: division by zero (my_rewards.py:", id="exception"),
         pytest.param("nan", "returned nan, not a finite number", id="nan"),
+        pytest.param("huge_integer", "OverflowError: int too large to convert to float (", id="huge_integer"),
+        pytest.param("large", "returned 1e+39, which is infinite in float32", id="infinite_in_float32"),
+        pytest.param("ends_the_generator", "GeneratorExit: by the reward (my_rewards.py:", id="generator_exit"),
+        pytest.param("judge_cancels", "CancelledError: by the reward (my_rewards.py:", id="cancelled"),
         pytest.param("text", "returned 'good' (str), not a number, None or RewardResult", id="string"),
         pytest.param("mapping", "returned {'score': 1.0} (dict), not a number, None or RewardResult", id="dict"),
         pytest.param("bad_metric", "metric 'format' is inf, not a finite number", id="metric"),
@@ -218,6 +240,45 @@ def test_a_bad_value_in_a_list_costs_only_its_sample(spec):
     outcomes = score([spec("one_is_nan")], samples(), num_processes=0)
 
     assert [outcome.status for outcome in outcomes] == ["score", "error", "score"]
+
+
+def test_the_largest_float32_is_a_score(spec):
+    assert score([spec("largest")], samples("a"), num_processes=0)[0].value == 3.4028234663852886e38
+
+
+def test_a_weighted_sum_that_is_infinite_in_float32_is_an_error_of_the_largest_reward(spec):
+    outcome = score([spec("length"), spec("largest", weight=-10.0)], samples("a"), num_processes=0)[0]
+
+    assert (outcome.status, outcome.value, outcome.reward) == ("error", None, "largest")
+    assert outcome.message == "the weighted sum of the rewards is -3.4e+39, which is infinite in float32"
+
+
+@pytest.mark.parametrize("num_processes", [pytest.param(0, id="inline"), pytest.param(1, id="process")])
+@pytest.mark.parametrize("attribute", ["forks", "judge_forks", "forks_and_the_copy_fails"])
+def test_only_the_original_of_a_process_that_a_reward_forked_answers(spec, num_processes, attribute):
+    outcomes = score([spec(attribute)], samples("abab"), num_processes=num_processes)
+
+    values = [1.0, 0.0, 1.0, 0.0] if attribute != "forks_and_the_copy_fails" else [1.0] * 4
+    assert [outcome.value for outcome in outcomes] == values
+
+
+@pytest.mark.parametrize("attribute", ["interrupts", "judge_interrupts"])
+def test_keyboard_interrupt_raised_by_a_reward_is_an_error_with_its_place(spec, attribute):
+    outcomes = score([spec(attribute)], samples("ab"))
+
+    assert [outcome.status for outcome in outcomes] == ["error", "error"]
+    assert all(o.message.startswith("KeyboardInterrupt: by the reward (my_rewards.py:") for o in outcomes)
+
+
+def test_ctrl_c_ends_an_inline_executor(spec):
+    with pytest.raises(KeyboardInterrupt):
+        score([spec("interrupts")], samples("a"), num_processes=0)
+
+
+def test_the_exit_code_of_a_process_that_ended_by_itself_is_reported(spec):
+    outcome = score([spec("raises_unprintable")], samples("a"))[0]
+
+    assert outcome.message == "its process died (exit code 1)"
 
 
 @pytest.mark.parametrize(

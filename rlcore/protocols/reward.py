@@ -38,8 +38,9 @@ class Reward(Protocol):
     the options choose are listed in an attribute `required_columns`. A class may have a dataclass `Config`; it is
     then made with `cls(cls.Config(**options))`. A function takes options as keyword parameters.
 
-    Return a finite number, None (does not apply) or a RewardResult. Raise when there is no verdict: the sample is then
-    counted as an error, never as 0. May be called twice for a sample, when a neighbour in its chunk hung or crashed.
+    Return a number that is finite in float32, None (does not apply) or a RewardResult. Raise when there is no verdict:
+    the sample is then counted as an error, never as 0. May be called twice for a sample, when a neighbour in its chunk
+    hung or crashed.
 
     Example: def right(completion: str, answer: str) -> float: return float(answer in completion)
     """

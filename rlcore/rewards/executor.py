@@ -175,9 +175,17 @@ class _Child:
                 if not self.jobs or not self.connection.poll():
                     return True
         except (EOFError, OSError):
+            self._await_exit()
             return False
         finally:
             self._extend_deadline()
+
+    def _await_exit(self) -> None:
+        """Let a process that is ending do so, for its exit code."""
+        try:
+            self._process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            logger.debug("reward process %d closed its connection and goes on", self._process.pid)
 
     def _take(self, message: Any, emit: Emit) -> None:
         if isinstance(message, Exception):

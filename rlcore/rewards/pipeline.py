@@ -15,6 +15,8 @@ from rlcore.types import Mean, Metrics
 
 Status = Literal["score", "skip", "timeout", "error"]
 OnError = Literal["raise", "zero", "drop"]
+LARGEST = (2 - 2**-23) * 2.0**127
+"""Largest finite float32: rewards are trained on in this type."""
 
 
 class Part(NamedTuple):
@@ -29,6 +31,10 @@ class Part(NamedTuple):
 def timed_out(timeout_s: float) -> Part:
     """Return the part of a reward that gave no answer."""
     return Part("timeout", message=f"no answer within {timeout_s:g} s")
+
+
+def _too_large(total: float) -> Part:
+    return Part("error", message=f"the weighted sum of the rewards is {total:.3g}, which is infinite in float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +75,14 @@ def combine(weights: Mapping[str, float], parts: Sequence[Part], sample: Mapping
     """Return the outcome of one sample; `parts` has one entry per reward, in the order of `weights`."""
     named = list(zip(weights, parts, strict=True))
     failed = next(((name, part) for name, part in named if part.status in ("timeout", "error")), None)
-    scores = [weights[name] * part.value for name, part in named if part.value is not None]
+    scores = {name: weights[name] * part.value for name, part in named if part.value is not None}
+    total = sum(scores.values())
+    if failed is None and not abs(total) <= LARGEST:
+        failed = max(scores, key=lambda name: abs(scores[name])), _too_large(total)
     status: Status = failed[1].status if failed else "score" if scores else "skip"
     return Outcome(
         status=status,
-        value=sum(scores) if status == "score" else None,
+        value=total if status == "score" else None,
         parts={name: part.value for name, part in named},
         message=failed[1].message if failed else None,
         reward=failed[0] if failed else None,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rlcore.errors import ConfigError, RlcoreError, SampleError, UserError, did_you_mean
 from rlcore.protocols.reward import Relative, RewardResult
 from rlcore.registry import import_place
-from rlcore.rewards.pipeline import Part, timed_out
+from rlcore.rewards.pipeline import LARGEST, Part, timed_out
 from rlcore.rewards.signature import RewardFunction, Row, Signature, arguments, list_arguments, read_signature
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ class Scorer:
     def __init__(self, specs: Sequence[RewardSpec], timeout_s: float | None) -> None:
         """`timeout_s` ends a coroutine; None lets it run, for a debugger."""
         self._timeout_s = timeout_s
+        self._process_id = os.getpid()
         self._rewards = [build_reward(spec) for spec in specs]
         self._signatures = [read_signature(reward) for reward in self._rewards]
         self._runner: asyncio.Runner | None = None
@@ -142,7 +143,7 @@ class Scorer:
                 self._event_loop().run(self._run_async(index, calls, rows, emit))
                 continue
             for call in calls:
-                _emit_all(emit, index, call, _ask(reward, signature, [rows[sample] for sample in call]))
+                self._emit(emit, index, call, _ask(reward, signature, [rows[sample] for sample in call]))
 
     def close(self) -> None:
         """End the event loop of asynchronous rewards."""
@@ -164,21 +165,23 @@ class Scorer:
         async def one(call: list[int]) -> None:
             chosen = [rows[sample] for sample in call]
             parts = await _ask_async(self._rewards[index], self._signatures[index], chosen, self._timeout_s)
-            _emit_all(emit, index, call, parts)
+            self._emit(emit, index, call, parts)
 
         await asyncio.gather(*(one(call) for call in calls))
 
-
-def _emit_all(emit: Emit, index: int, samples: Sequence[int], parts: Sequence[Part]) -> None:
-    for sample, part in zip(samples, parts, strict=True):
-        emit(index, sample, part)
+    def _emit(self, emit: Emit, index: int, samples: Sequence[int], parts: Sequence[Part]) -> None:
+        """Pass the answers on. A copy of this process that a reward forked, and that returned too, ends here."""
+        if os.getpid() != self._process_id:
+            os._exit(1)
+        for sample, part in zip(samples, parts, strict=True):
+            emit(index, sample, part)
 
 
 def _ask(reward: RewardFunction, signature: Signature, rows: Sequence[Row]) -> list[Part]:
     try:
         return _judge_answer(signature, reward(**_keywords(signature, rows)), len(rows))
-    except (Exception, SystemExit) as error:
-        return [Part("error", message=_describe(error))] * len(rows)
+    except BaseException as error:
+        return [_failure(error)] * len(rows)
 
 
 async def _ask_async(
@@ -189,9 +192,16 @@ async def _ask_async(
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return _judge_answer(signature, await reward(**_keywords(signature, rows)), len(rows))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         late = timeout_s is not None and limit.expired()
-        return [timed_out(timeout_s or 0.0) if late else Part("error", message=_describe(error))] * len(rows)
+        return [timed_out(timeout_s or 0.0) if late else _failure(error)] * len(rows)
+
+
+def _failure(error: BaseException) -> Part:
+    """Turn whatever a reward raised into an error of its sample, except a ctrl-C, which a child process ignores."""
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        raise error
+    return Part("error", message=_describe(error))
 
 
 def _keywords(signature: Signature, rows: Sequence[Row]) -> dict[str, Any]:
@@ -226,9 +236,12 @@ def _judge(answer: Any, signature: Signature) -> Part:
         metrics = {name: value for name, value in answer.items() if name != "score" and isinstance(value, numbers.Real)}
         answer = answer["score"]
     measured = {name: _finite(value, f"metric {name!r} is") for name, value in metrics.items()}
-    return Part(
-        "skip" if answer is None else "score", None if answer is None else _finite(answer, "returned"), None, measured
-    )
+    if answer is None:
+        return Part("skip", metrics=measured)
+    score = _finite(answer, "returned")
+    if abs(score) > LARGEST:
+        raise SampleError(f"returned {score:.3g}, which is infinite in float32")
+    return Part("score", score, metrics=measured)
 
 
 def _finite(value: Any, what: str) -> float:
