@@ -50,6 +50,16 @@ def forks(completion): return float(os.fork() == 0) if completion == "b" else 1.
 def forks_and_the_copy_fails(completion): return 1.0 if os.fork() else 1 / 0
 
 
+def murmurs(completion): print(completion)
+
+
+def prints(completion):
+    print("x" * 1_000_000, flush=True)
+    subprocess.run([sys.executable, "-c", "print('y' * 1_000_000)"])
+    print("z" * 1_000_000, file=sys.stderr)
+    return 1.0
+
+
 class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("no text")
@@ -334,6 +344,25 @@ def test_metrics_of_a_result_carry_the_name_of_the_reward(spec):
     outcome = score([spec("result", name="style")], samples("a"), num_processes=0)[0]
 
     assert (outcome.value, outcome.metrics) == (0.5, {"style/format": 1.0})
+
+
+def test_the_output_of_rewards_is_cut_and_the_rest_is_counted(spec, capfd, caplog):
+    outcomes = score([spec("prints")], samples("a" * 10), num_processes=2, timeout_s=60.0)
+
+    assert [outcome.value for outcome in outcomes] == [1.0] * 10
+    out, err = capfd.readouterr()
+    assert len(out) + len(err) == 64 * 1024
+    assert [record.getMessage() for record in caplog.records] == [
+        "rewards printed more than 64 kB; from now on their output is dropped",
+        "rewards printed 30.0 MB; 29.9 MB of it was dropped",
+    ]
+
+
+def test_a_little_output_of_rewards_is_passed_on(spec, capfd, caplog):
+    score([spec("murmurs")], samples("ab"))
+
+    assert sorted(capfd.readouterr().err.splitlines()) == ["a", "b"]
+    assert caplog.records == []
 
 
 def test_coroutines_of_a_chunk_run_together(spec):

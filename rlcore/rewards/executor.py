@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
+from rlcore.rewards.output import Output
 from rlcore.rewards.pipeline import Outcome, Part, combine, timed_out
 from rlcore.rewards.scorer import Emit, Job, RewardSpec, Scorer, load_target
 from rlcore.rewards.signature import Row
@@ -58,9 +59,11 @@ class RewardExecutor:
         self._weights = {spec.name: spec.weight for spec in specs}
         self._inline = Scorer(specs, None) if num_processes == 0 else None
         self._children: list[_Child] = []
-        self._close = weakref.finalize(self, _close_all, self._children, self._inline)
+        self._output = Output()
+        self._close = weakref.finalize(self, _close_all, self._children, self._inline, self._output)
         try:
-            self._children.extend(_Child(specs, timeout_s, start_timeout_s) for _ in range(num_processes))
+            for _ in range(num_processes):
+                self._children.append(_Child(specs, timeout_s, start_timeout_s, self._output.fd))
             while starting := [child for child in self._children if not child.ready]:
                 self._turn(starting, lambda reward, sample, part: None)
         except BaseException:
@@ -132,8 +135,8 @@ class RewardExecutor:
 class _Child:
     """The parent's side of one child process: what it still has to answer, and until when."""
 
-    def __init__(self, specs: Sequence[RewardSpec], timeout_s: float, start_timeout_s: float) -> None:
-        self._settings = (specs, timeout_s, start_timeout_s)
+    def __init__(self, specs: Sequence[RewardSpec], timeout_s: float, start_timeout_s: float, output_fd: int) -> None:
+        self._settings = (specs, timeout_s, start_timeout_s, output_fd)
         self.ready = False
         self.jobs: list[Job] = []
         self.concurrent: list[bool] = []
@@ -145,6 +148,8 @@ class _Child:
             [sys.executable, "-u", "-c", _BOOT, *map(str, fds), json.dumps([str(path) for path in sys.path])],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
+            stdout=output_fd,
+            stderr=output_fd,
             start_new_session=True,
         )
         theirs.close()
@@ -250,11 +255,12 @@ def _exit(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
-def _close_all(children: list[_Child], inline: Scorer | None) -> None:
+def _close_all(children: list[_Child], inline: Scorer | None, output: Output) -> None:
     for child in children:
         child.kill()
     if inline:
         inline.close()
+    output.close()
 
 
 def _check_names(specs: Sequence[RewardSpec]) -> None:

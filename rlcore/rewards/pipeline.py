@@ -33,10 +33,6 @@ def timed_out(timeout_s: float) -> Part:
     return Part("timeout", message=f"no answer within {timeout_s:g} s")
 
 
-def _too_large(total: float) -> Part:
-    return Part("error", message=f"the weighted sum of the rewards is {total:.3g}, which is infinite in float32")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What all rewards together said about one sample. Example: Outcome(status="score", value=0.5, parts={"math": 0.5})"""
@@ -78,7 +74,8 @@ def combine(weights: Mapping[str, float], parts: Sequence[Part], sample: Mapping
     scores = {name: weights[name] * part.value for name, part in named if part.value is not None}
     total = sum(scores.values())
     if failed is None and not abs(total) <= LARGEST:
-        failed = max(scores, key=lambda name: abs(scores[name])), _too_large(total)
+        text = f"the weighted sum of the rewards is {total:.3g}, which is infinite in float32"
+        failed = max(scores, key=lambda name: abs(scores[name])), Part("error", message=text)
     status: Status = failed[1].status if failed else "score" if scores else "skip"
     return Outcome(
         status=status,
