@@ -147,11 +147,22 @@ def test_wrong_entry_in_the_ledger_is_loud_and_changes_nothing(call, problem):
         ({"seed": 6}, "the checkpoint was made with run.seed=5, not 6"),
         ({"shuffle": False}, "the checkpoint was made with data.shuffle=True, not False"),
         ({"fingerprint": "bb"}, "the prompts differ from those of the checkpoint (fingerprint bb, then aa)"),
+        (
+            {"columns": {"answer": "2", "level": "1"}},
+            "the data differs from that of the checkpoint in the column answer",
+        ),
+        ({"columns": {"level": "1"}}, "the data differs from that of the checkpoint in the column answer"),
+        ({"columns": {}}, "the data differs from that of the checkpoint in the columns answer, level"),
+        (
+            {"samples_per_prompt": 2},
+            "the checkpoint was made with sampling.samples_per_prompt=4, not 2: sample ids would repeat",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_state_of_another_run_is_refused(changed, first_line):
-    made_with = {"num_prompts": 8, "seed": 5, "fingerprint": "aa"}
+    made_with = {"num_prompts": 8, "seed": 5, "fingerprint": "aa", "samples_per_prompt": 4}
+    made_with["columns"] = {"answer": "1", "level": "1"}
     state = PromptLoader(**made_with).state_dict()
 
     with pytest.raises(ConfigError) as caught:
@@ -173,3 +184,19 @@ def test_prompts_per_step_may_change_on_resume():
 def test_no_prompts_are_refused():
     with pytest.raises(ConfigError):
         PromptLoader(0, seed=0)
+
+
+def test_a_state_without_columns_or_samples_per_prompt_is_accepted():
+    state = PromptLoader(8, seed=5).state_dict()
+    del state["columns"], state["samples_per_prompt"]
+    loader = PromptLoader(8, seed=5, columns={"answer": "1"}, samples_per_prompt=4)
+
+    loader.load_state_dict(state)
+
+    assert loader.state_dict()["columns"] == {"answer": "1"}
+
+
+def test_a_new_column_is_accepted():
+    state = PromptLoader(8, seed=5, columns={"answer": "1"}).state_dict()
+
+    PromptLoader(8, seed=5, columns={"answer": "1", "more": "2"}).load_state_dict(state)

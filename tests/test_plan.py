@@ -615,6 +615,24 @@ def test_a_resume_over_other_prompts_is_refused_in_the_plan(plan_of, tmp_path):
         plan_of(data__template="Q: {prompt}")
 
 
+def test_a_resume_over_other_answers_is_refused_in_the_plan(plan_of, make, tmp_path):
+    loader = make_loader(plan_of().config, plan_of().prompts).state_dict()
+    checkpoint(tmp_path / "run" / "checkpoints", 5, loader=json.loads(json.dumps(loader)))
+    data = Path(make().data.train)
+    data.write_text(data.read_text().replace('"answer": "3"', '"answer": "4"'))
+
+    with pytest.raises(ConfigError, match="the data differs from that of the checkpoint in the column answer\nGive"):
+        plan_of()
+
+
+def test_a_resume_with_another_number_of_samples_is_refused_as_their_ids_would_repeat(plan_of, tmp_path):
+    loader = make_loader(plan_of().config, plan_of().prompts).state_dict()
+    checkpoint(tmp_path / "run" / "checkpoints", 5, loader=loader)
+
+    with pytest.raises(ConfigError, match="samples_per_prompt=4, not 2: sample ids would repeat\nType sampling"):
+        plan_of(sampling__samples_per_prompt=2)
+
+
 def test_a_tokenizer_that_is_larger_than_its_model_is_refused(plan_of, assets, tmp_path):
     model = shutil.copytree(assets / "models" / "stories260k", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())

@@ -3,12 +3,14 @@
 The tokenizer is made here, one token per character: <s> is 0, </s> is 1, "a" is 2, "b" is 3 and so on.
 """
 
+import copy
 import os
 import resource
 import signal
 import string
 import threading
 import time
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
@@ -180,6 +182,25 @@ def test_rename_gives_reserved_and_prompt_columns_other_names(plain):
     prepared = prepare(plain, row, rename={"reward": "gold", "task": "prompt"}, reserved=frozenset({"reward"}))
 
     assert prepared.rows == {"gold": [3], "prompt": ["ab"]}
+
+
+def test_the_fingerprint_of_a_column_follows_its_values_alone(plain):
+    rows = [{"text": "ab", "answer": 1, "meta": {"when": date(2020, 1, 2)}}, {"text": "c", "answer": 2, "meta": None}]
+    reference = prepare(plain, *rows).column_fingerprints()
+
+    again = prepare(plain, *copy.deepcopy(rows), max_prompt_tokens=9).column_fingerprints()
+    rows[1]["answer"] = 3
+    changed = prepare(plain, *rows).column_fingerprints()
+
+    assert again == reference
+    assert {name for name in reference if changed[name] != reference[name]} == {"answer"}
+    assert set(reference) == {"text", "prompt", "answer", "meta"}
+
+
+def test_objects_without_a_text_of_their_own_have_the_same_fingerprint_in_every_process(plain):
+    first, second = (prepare(plain, {"text": "a", "it": object(), "set": {"x", "y"}}) for _ in range(2))
+
+    assert first.column_fingerprints() == second.column_fingerprints()
 
 
 @pytest.mark.parametrize(

@@ -74,13 +74,30 @@ class PromptLoader:
     is outstanding: it will be issued again.
     """
 
-    def __init__(self, num_prompts: int, seed: int, shuffle: bool = True, fingerprint: str = "") -> None:
-        """`fingerprint` is that of the prompts; a state that was saved over other prompts is then refused."""
+    def __init__(
+        self,
+        num_prompts: int,
+        seed: int,
+        shuffle: bool = True,
+        fingerprint: str = "",
+        columns: Mapping[str, str] | None = None,
+        samples_per_prompt: int | None = None,
+    ) -> None:
+        """A state that was saved over other prompts is refused: `fingerprint` is theirs, `columns` has one for each column.
+
+        So is one with another number of samples drawn for each prompt, which sample ids are counted with."""
         if num_prompts < 1:
             raise ConfigError(
                 "there are no prompts to load\nCheck data.train, data.max_prompt_tokens and data.overlong."
             )
-        self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle, "fingerprint": fingerprint}
+        self._identity = {
+            "num_prompts": num_prompts,
+            "seed": seed,
+            "shuffle": shuffle,
+            "fingerprint": fingerprint,
+            "samples_per_prompt": samples_per_prompt,
+        }
+        self._columns = dict(columns or {})
         self._num_prompts, self._seed, self._shuffle = num_prompts, seed, shuffle
         self._next_position = 0
         self._again: list[int] = []
@@ -112,16 +129,27 @@ class PromptLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything as plain JSON data."""
-        return {**self._identity, "next_position": self._next_position, "outstanding": self.outstanding}
+        ledger = {"next_position": self._next_position, "outstanding": self.outstanding}
+        return {**self._identity, "columns": self._columns, **ledger}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, over the same prompts in the same order."""
         for key, here in self._identity.items():
-            if state[key] != here:
-                raise ConfigError(_MISMATCH[key].format(then=state[key], now=here))
+            then = state.get(key)
+            if None not in (then, here) and then != here:
+                raise ConfigError(_MISMATCH[key].format(then=then, now=here))
+        self._check_columns(state.get("columns", {}))
         self._next_position = state["next_position"]
         self._again = sorted(state["outstanding"])
         self._in_flight, self._finished = set(), set()
+
+    def _check_columns(self, columns: Mapping[str, str]) -> None:
+        changed = [name for name, fingerprint in columns.items() if self._columns.get(name) != fingerprint]
+        if changed:
+            raise ConfigError(
+                f"the data differs from that of the checkpoint in the column{'s'[: len(changed) > 1]} {', '.join(changed)}\n"
+                f"Give the data set and the data.* settings that the run began with, {_OTHER_RUN}"
+            )
 
     def _at(self, position: int) -> Issued:
         epoch, index = divmod(position, self._num_prompts)
@@ -135,6 +163,8 @@ _MISMATCH: Final = {
     f"Give the data set and the data.* settings that the run began with, {_OTHER_RUN}",
     "seed": f"the checkpoint was made with run.seed={{then}}, not {{now}}\nType run.seed={{then}}, {_OTHER_RUN}",
     "shuffle": f"the checkpoint was made with data.shuffle={{then}}, not {{now}}\nType data.shuffle={{then}}, {_OTHER_RUN}",
+    "samples_per_prompt": "the checkpoint was made with sampling.samples_per_prompt={then}, not {now}: sample ids would"
+    f" repeat\nType sampling.samples_per_prompt={{then}}, {_OTHER_RUN}",
     "fingerprint": "the prompts differ from those of the checkpoint (fingerprint {now}, then {then})\n"
     f"Give the data set, the tokenizer and the data.* settings that the run began with, {_OTHER_RUN}",
 }

@@ -13,6 +13,7 @@ Shapes: P prompts, T tokens (all prompts laid end to end).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -80,11 +81,15 @@ class PreparedPrompts:
         return np.diff(self.offsets)
 
     def fingerprint(self) -> str:
-        """16 hex digits that change with any token, or with the order of the prompts."""
+        """Return 16 hex digits that change with any token, or with the order of the prompts."""
         digest = hashlib.blake2b(digest_size=8)
         digest.update(self.offsets.tobytes())
         digest.update(self.token_ids.tobytes())
         return digest.hexdigest()
+
+    def column_fingerprints(self) -> dict[str, str]:
+        """Return 16 hex digits for each column, which change with any of its values."""
+        return {name: _fingerprint(values) for name, values in self.rows.items()}
 
 
 class PromptBuilder:
@@ -251,6 +256,23 @@ def _check_encodable(texts: Sequence[str], dataset: Dataset, start: int) -> None
                 f"{_where(dataset, index)}: the prompt has the character {half!r}, which is half of one\n"
                 "Write its other half too, as in \\ud83d\\ude00, or remove the row."
             )
+
+
+def _fingerprint(values: Sequence[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for start in range(0, len(values), _CHUNK):
+        digest.update(json.dumps(values[start : start + _CHUNK], default=_stable).encode())
+    return digest.hexdigest()
+
+
+def _stable(value: Any) -> Any:
+    """Stand in for a value that JSON does not know, with the same result in every process."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    text = repr(value)
+    return type(value).__qualname__ if " at 0x" in text else text  # an address differs in every process
 
 
 def _where(dataset: Dataset, index: int) -> str:

@@ -39,7 +39,7 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
         directory=plan.directory,
         runtime=runtime,
         algorithm=plan.algorithm.resolved.object(plan.algorithm.config),
-        loader=make_loader(config, plan.prompts),
+        loader=make_loader(config, plan.prompts, plan.demonstrations),
         prompts=plan.prompts.batch,
         eval_prompts=held_out(plan.eval_prompts, config) if plan.eval_prompts else None,
         checkpoints=Checkpoints(plan.directory / "checkpoints", config.checkpoint.keep_last),

@@ -27,7 +27,7 @@ from rlcore.rewards.scorer import build_reward
 from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
 from rlcore.trainer.memory import ModelSize
-from rlcore.trainer.prompts import Prompts, load_prompts
+from rlcore.trainer.prompts import Prompts, check_demonstrations, load_prompts
 from rlcore.trainer.turns import turn_takers
 from rlcore.types import STANDARD_COLUMNS
 
@@ -72,6 +72,8 @@ class Plan:
     prompts: Prompts
     eval_prompts: Prompts | None
     resume: Checkpoint | None
+    demonstrations: tuple[str, ...] = ()
+    """Columns that the algorithm reads as responses, where it draws none."""
     turns: tuple[str, ...] = ()
     """Roles that take turns with the rollout on the same devices."""
 
@@ -97,14 +99,15 @@ def make_plan(config: Config, directory: Path) -> Plan:
     placement = place(config, [role.name for role in roles])
     environment = choose_environment(config, workers)
     rewards = reward_specs(config) if "reward" in workers else ()
+    columns = tuple(instance.demonstrations) if isinstance(instance, LearnsFromTexts) else ()
+    demonstrations = columns if "rollout" in _without(instance) else ()
     prompts = load_prompts(config, config.data.train)
     eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
     made = {spec.name: build_reward(spec) for spec in rewards}
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(made, data, [*workers, *(["environment"] if environment else [])])
         if data is prompts or isinstance(instance, Evaluates):
-            columns = instance.demonstrations if isinstance(instance, LearnsFromTexts) else ()
-            _check_demonstrations(config, columns, data)
+            check_demonstrations(config.algorithm.name, columns, data)
         _check_lengths(config, data)
     _check_columns(config, instance, workers, prompts)
     few = config.sampling.samples_per_prompt == 1
@@ -135,14 +138,22 @@ def make_plan(config: Config, directory: Path) -> Plan:
         reads={role: _travelling(columns, instance) for role, columns in instance.reads().items()},
         prompts=prompts,
         eval_prompts=eval_prompts,
-        resume=_find_checkpoint(config, directory, workers, make_loader(config, prompts)),
+        resume=_find_checkpoint(config, directory, workers, make_loader(config, prompts, demonstrations)),
+        demonstrations=demonstrations,
         turns=turn_takers(config, placement, workers, engines),
     )
 
 
-def make_loader(config: Config, prompts: Prompts) -> PromptLoader:
-    """Which prompt comes next in a run with this config."""
-    return PromptLoader(len(prompts.batch), config.run.seed, config.data.shuffle, prompts.fingerprint)
+def make_loader(config: Config, prompts: Prompts, demonstrations: Sequence[str] = ()) -> PromptLoader:
+    """Make the loader of a run with this config; demonstrations are read instead of drawn."""
+    return PromptLoader(
+        len(prompts.batch),
+        config.run.seed,
+        config.data.shuffle,
+        prompts.fingerprint,
+        prompts.columns,
+        None if demonstrations else config.sampling.samples_per_prompt,
+    )
 
 
 def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
@@ -321,24 +332,6 @@ def _check_lengths(config: Config, data: Prompts) -> None:
             " sampling.max_response_tokens=%d",
             *(data.name, longest, room - longest, room, limit),
         )
-
-
-def _check_demonstrations(config: Config, columns: Sequence[str], data: Prompts) -> None:
-    """Every column that an algorithm reads as responses is in the data set and holds texts."""
-    for name in columns:
-        if name not in data.batch:
-            known = [column for column in data.batch.columns if data.batch.level(column) == "object"]
-            raise ConfigError(
-                f"algorithm '{config.algorithm.name}' learns from column '{name}', which {data.name} does not have."
-                f"{did_you_mean(name, known)}\nIt has: {', '.join(known)}. Rename one:  'data.rename={{COLUMN: {name}}}'"
-            )
-        values = data.batch[name]
-        bad = next((i for i, value in enumerate(values) if not isinstance(value, str) or unencodable(value)), None)
-        if bad is not None:
-            raise ConfigError(
-                f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, and algorithm '{config.algorithm.name}'"
-                " learns from texts\nFill it, or remove the row."
-            )
 
 
 def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolved], prompts: Prompts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from rlcore.config.schema import Config
 from rlcore.data.batch import Batch, object_array
 from rlcore.data.prompts import PromptBuilder
+from rlcore.errors import ConfigError, did_you_mean
 from rlcore.models.load import load_tokenizer
 from rlcore.registry import resolve
 
@@ -25,6 +27,8 @@ class Prompts:
     truncated: int
     fingerprint: str
     """Changes with any token; a resume over other prompts is refused."""
+    columns: Mapping[str, str]
+    """Fingerprint of each column of the data; a resume over changed ones is refused."""
 
 
 def load_prompts(config: Config, path: str) -> Prompts:
@@ -44,4 +48,23 @@ def load_prompts(config: Config, path: str) -> Prompts:
         dropped=prepared.counts["overlong_dropped"],
         truncated=prepared.counts["overlong_truncated"],
         fingerprint=prepared.fingerprint(),
+        columns=prepared.column_fingerprints(),
     )
+
+
+def check_demonstrations(algorithm: str, columns: Sequence[str], data: Prompts) -> None:
+    """Check that every column that an algorithm reads as responses is in the data set and holds texts."""
+    for name in columns:
+        if name not in data.batch:
+            known = [column for column in data.batch.columns if data.batch.level(column) == "object"]
+            raise ConfigError(
+                f"algorithm '{algorithm}' learns from column '{name}', which {data.name} does not have."
+                f"{did_you_mean(name, known)}\nIt has: {', '.join(known)}. Rename one:  'data.rename={{COLUMN: {name}}}'"
+            )
+        values = data.batch[name]
+        bad = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
+        if bad is not None:
+            raise ConfigError(
+                f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, and algorithm '{algorithm}'"
+                " learns from texts\nFill it, or remove the row."
+            )
