@@ -194,3 +194,6 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
 )
 
 RESERVED_COLUMNS: frozenset[str] = frozenset(column.name for column in STANDARD_COLUMNS) | {"num_tokens"}
+
+REWARD_PREFIX = "reward:"
+"""Row columns `reward:<name>` hold the score of each reward, NaN where it has none; data may not have such columns."""

@@ -16,9 +16,10 @@ from rlcore.algorithms.grpo import GRPO
 from rlcore.algorithms.ppo import PPO
 from rlcore.backends.local import LocalBackend
 from rlcore.config.build import build
+from rlcore.config.compose import compose
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.controller.pool import PoolConfig, check_capacity
-from rlcore.errors import CapacityError, ConfigError, HostDied, ModelError, RunError, UserError
+from rlcore.errors import CapacityError, ConfigError, DataError, HostDied, ModelError, RunError, UserError
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.testing import FakeRollout
 from rlcore.trainer.checkpoint import Checkpoints, damage, read_checkpoint
@@ -631,6 +632,19 @@ def test_a_resume_with_another_number_of_samples_is_refused_as_their_ids_would_r
 
     with pytest.raises(ConfigError, match="samples_per_prompt=4, not 2: sample ids would repeat\nType sampling"):
         plan_of(sampling__samples_per_prompt=2)
+
+
+@pytest.mark.parametrize("name", ["reward:exact_match", "advantage", "advantage_mean"])
+def test_a_column_that_the_run_writes_is_refused(plan_of, make, name):
+    data = Path(make().data.train)
+    data.write_text(data.read_text().replace('"answer"', f'"{name}": 1, "answer"'))
+
+    with pytest.raises(DataError, match=f"has columns that rlcore writes itself: {name}\nRename them") as raised:
+        plan_of(algorithm={"name": "ppo"})
+
+    (line,) = re.findall(r"'(data\.rename=.*)'", str(raised.value))
+    rename = dict(compose(["model.path=m", "data.train=t", line]).config.data.rename)
+    assert rename[name] in plan_of(algorithm={"name": "ppo"}, data__rename=rename).prompts.batch
 
 
 def test_a_tokenizer_that_is_larger_than_its_model_is_refused(plan_of, assets, tmp_path):

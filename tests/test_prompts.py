@@ -169,8 +169,14 @@ def test_named_prompt_column_is_used(plain):
             "rows has columns that rlcore writes itself: reward, seed\n"
             "Rename them, for example with 'data.rename={reward: data_reward, seed: data_seed}'.",
         ),
+        (
+            {"question": "a", "reward:math": 1},
+            {},
+            "rows has columns that rlcore writes itself: reward:math\n"
+            "Rename them, for example with 'data.rename={reward\\:math: data_math}'.",
+        ),
     ],
-    ids=["ambiguous", "none", "misspelt", "prompt taken", "reserved"],
+    ids=["ambiguous", "none", "misspelt", "prompt taken", "reserved", "score of a reward"],
 )
 def test_columns_that_cannot_be_used_are_named(plain, row, options, expected):
     assert message(DataError, plain, row, **options) == expected

@@ -26,7 +26,7 @@ from rlcore.data.limits import LIMIT_BYTES, limited
 from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, DataError, did_you_mean
 from rlcore.protocols.optional import NamesRows
-from rlcore.types import RESERVED_COLUMNS
+from rlcore.types import RESERVED_COLUMNS, REWARD_PREFIX
 
 if TYPE_CHECKING:
     from rlcore.protocols.dataset import Dataset
@@ -99,7 +99,7 @@ class PromptBuilder:
     """
 
     def __init__(self, tokenizer: Any, options: PromptOptions, *, reserved: frozenset[str] = RESERVED_COLUMNS) -> None:
-        """`tokenizer` is a Hugging Face one; `reserved` are columns that the run writes and data may not have."""
+        """`tokenizer` is a Hugging Face one; `reserved` are columns that the run writes and data may not have, besides `reward:<name>`."""
         _check_options(options)
         self._tokenizer, self._options, self._reserved = tokenizer, options, reserved
         eos = tokenizer.eos_token_id
@@ -139,9 +139,11 @@ class PromptBuilder:
     def _table(self, dataset: Dataset) -> dict[str, list[Any]]:
         """Columns under their new names."""
         names = _renamed(dataset, self._options.rename)
-        clashes = sorted(self._reserved.intersection(names))
+        clashes = sorted(name for name in names if name in self._reserved or name.startswith(REWARD_PREFIX))
         if clashes:
-            rename = ", ".join(f"{names[name]}: data_{name}" for name in clashes)
+            free = {name: f"data_{name.removeprefix(REWARD_PREFIX)}" for name in clashes}
+            # the grammar of the command line ends a key at a colon
+            rename = ", ".join(names[name].replace(":", r"\:") + f": {new}" for name, new in free.items())
             raise DataError(
                 f"{dataset.name} has columns that rlcore writes itself: {', '.join(clashes)}\n"
                 f"Rename them, for example with 'data.rename={{{rename}}}'."

@@ -101,8 +101,9 @@ def make_plan(config: Config, directory: Path) -> Plan:
     rewards = reward_specs(config) if "reward" in workers else ()
     columns = tuple(instance.demonstrations) if isinstance(instance, LearnsFromTexts) else ()
     demonstrations = columns if "rollout" in _without(instance) else ()
-    prompts = load_prompts(config, config.data.train)
-    eval_prompts = load_prompts(config, config.data.eval) if config.data.eval else None
+    writes = instance.writes()
+    prompts = load_prompts(config, config.data.train, writes)
+    eval_prompts = load_prompts(config, config.data.eval, writes) if config.data.eval else None
     made = {spec.name: build_reward(spec) for spec in rewards}
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(made, data, [*workers, *(["environment"] if environment else [])])

@@ -14,6 +14,7 @@ from rlcore.data.prompts import PromptBuilder
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.models.load import load_tokenizer
 from rlcore.registry import resolve
+from rlcore.types import RESERVED_COLUMNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +32,12 @@ class Prompts:
     """Fingerprint of each column of the data; a resume over changed ones is refused."""
 
 
-def load_prompts(config: Config, path: str) -> Prompts:
-    """Open a data set by its registered name and make its prompts."""
+def load_prompts(config: Config, path: str, writes: Sequence[str] = ()) -> Prompts:
+    """Open a data set by its registered name and make its prompts; `writes` are columns of the algorithm."""
     dataset_class: Any = resolve("dataset", config.data.dataset).object
     dataset = dataset_class(path, config.data)
-    prepared = PromptBuilder(load_tokenizer(config.model.path), config.data).prepare(dataset)
+    builder = PromptBuilder(load_tokenizer(config.model.path), config.data, reserved=RESERVED_COLUMNS.union(writes))
+    prepared = builder.prepare(dataset)
     rows: dict[str, Any] = {name: object_array(values) for name, values in prepared.rows.items()}
     batch = Batch.of(
         lengths=prepared.lengths,

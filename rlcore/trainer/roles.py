@@ -21,8 +21,8 @@ from rlcore.rewards.pipeline import Settled, settle
 from rlcore.rewards.relative import relative
 from rlcore.rewards.scorer import RewardSpec
 from rlcore.trainer.turns import Turns
-from rlcore.types import Mean, Metrics, Sampling
-from rlcore.workers.reward import PART_PREFIX, outcomes
+from rlcore.types import REWARD_PREFIX, Mean, Metrics, Sampling
+from rlcore.workers.reward import outcomes
 
 logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ class Roles:
         for name, mean in settled.metrics.items():
             self._note(name, mean.total, mean.weight)
         for name in scored.columns:
-            if name.startswith(PART_PREFIX):
+            if name.startswith(REWARD_PREFIX):
                 part = scored.fetch(name)
                 present = ~part.isnan()
-                self._note(f"reward/{name.removeprefix(PART_PREFIX)}", part[present].sum(), present.sum())
+                self._note(f"reward/{name.removeprefix(REWARD_PREFIX)}", part[present].sum(), present.sum())
         if keep.any():
             self._note("reward/mean", values[keep].sum(), keep.sum())
             self._note("reward/std", values[keep].std(), 1.0)
@@ -145,7 +145,7 @@ class Roles:
         failed, group_id = scored.fetch("reward").isnan().numpy(), scored.fetch("group_id").numpy()
         total = np.zeros(len(scored))
         for spec in self.rewards:
-            part = scored.fetch(PART_PREFIX + spec.name).double().numpy()
+            part = scored.fetch(REWARD_PREFIX + spec.name).double().numpy()
             part = np.where(failed, np.where(keep, 0.0, np.nan), part)
             total += spec.weight * np.nan_to_num(relative(part, group_id, spec.relative))
         return total

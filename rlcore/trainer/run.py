@@ -23,7 +23,7 @@ from rlcore.protocols.tracker import SampleRecord, Tracker
 from rlcore.trainer.checkpoint import Checkpoints
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.signals import Signals
-from rlcore.types import Metrics
+from rlcore.types import REWARD_PREFIX, Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -217,13 +217,11 @@ _HIDDEN = frozenset(
 
 def record(step: int, row: Mapping[str, Any]) -> SampleRecord:
     """Return a scored sample, as `RewardWorker.examples` gives it, in text that every tracker can write."""
-    from rlcore.workers.reward import PART_PREFIX
-
-    parts = {name.removeprefix(PART_PREFIX): value for name, value in row.items() if name.startswith(PART_PREFIX)}
+    parts = {name.removeprefix(REWARD_PREFIX): value for name, value in row.items() if name.startswith(REWARD_PREFIX)}
     columns = {
         name: value
         for name, value in row.items()
-        if name not in _NOT_COLUMNS | _HIDDEN and not name.startswith(PART_PREFIX) and value is not None
+        if name not in _NOT_COLUMNS | _HIDDEN and not name.startswith(REWARD_PREFIX) and value is not None
     }
     return SampleRecord(
         step=step,

@@ -16,10 +16,9 @@ from rlcore.protocols.reward import SAMPLE_FIELDS
 from rlcore.protocols.worker import WorkerContext
 from rlcore.rewards.executor import RewardExecutor, RewardSpec
 from rlcore.rewards.pipeline import Outcome, Status
+from rlcore.types import REWARD_PREFIX
 from rlcore.workers.base import Worker
 
-PART_PREFIX = "reward:"
-"""Row columns `reward:<name>` hold the score of each reward, NaN where it has none."""
 _STATUSES: tuple[Status, ...] = ("score", "skip", "timeout", "error")
 _INTERNAL = ("seed", "group_id", "policy_version", "truncated", "num_loss_tokens")
 _MAX_TEXT = 2000
@@ -48,7 +47,7 @@ class RewardWorker(Worker):
         completions = self._completions(batch)
         results = self._results(self._samples(batch, completions))
         parts = {
-            PART_PREFIX + name: torch.tensor([_number(r.parts.get(name)) for r in results], dtype=torch.float32)
+            REWARD_PREFIX + name: torch.tensor([_number(r.parts.get(name)) for r in results], dtype=torch.float32)
             for name in self._names
         }
         return Batch.of(
