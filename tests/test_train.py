@@ -49,6 +49,14 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def test_samples_of_several_prompts_are_logged(tmp_path):
+    train(small_run(tmp_path, "trainer.log_samples=3", steps=2), dry_run=False)
+
+    (path,) = tmp_path.rglob("samples.jsonl")
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [len({one["prompt_id"] for one in samples if one["step"] == step}) for step in (1, 2)] == [3, 3]
+
+
 def test_the_quickstart_learns_in_forty_steps(tmp_path):
     train(small_run(tmp_path, "trainer.prompts_per_step=64", "sampling.samples_per_prompt=8", steps=40), dry_run=False)
     rewards = [line["reward/mean"] for line in metrics(tmp_path)[1:]]

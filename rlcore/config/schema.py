@@ -100,7 +100,7 @@ class TrainerConfig:
     max_logprob_gap: float = 0.0
     """Stop when the log-probs of engine and trainer differ by more than this, on average; 0 only measures."""
     log_samples: int = 4
-    """Samples written to samples.jsonl per step."""
+    """Samples written to samples.jsonl per step, from as many prompts as there are."""
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps", "0 or more", self.steps, 100)

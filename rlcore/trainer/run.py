@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from rlcore.config.build import flatten, to_plain
 from rlcore.config.schema import Config
 from rlcore.controller.runtime import Runtime
@@ -106,7 +108,8 @@ class Run:
         """Give a few of the step's samples to every tracker; only these come to the controller."""
         if self.scored is None or self.config.trainer.log_samples == 0:
             return
-        some = self.scored.take(range(min(self.config.trainer.log_samples, len(self.scored))))
+        rows = spread(self.scored.fetch("group_id").numpy(), self.config.trainer.log_samples, step)
+        some = self.scored.take(rows)
         shares: list[Any] = self.roles.reward.examples(some)
         records = [record(step, row) for share in shares for row in share]
         for name, tracker in self._named_trackers():
@@ -207,6 +210,17 @@ class Clock:
 def values(metrics: Metrics) -> dict[str, float]:
     """Merged metrics as numbers."""
     return {name: mean.value for name, mean in metrics.items()}
+
+
+def spread(group_id: np.ndarray, count: int, step: int) -> list[int]:
+    """Choose up to `count` rows: one of each prompt before a second one of any, and other ones in the next step."""
+    _, sizes = np.unique(group_id, return_counts=True)
+    groups = np.split(np.argsort(group_id, kind="stable"), np.cumsum(sizes)[:-1])
+    if count < len(groups):
+        groups = [groups[i * len(groups) // count] for i in range(count)]
+    turns = range(max(sizes, default=0))
+    rows = [int(group[(step + turn) % len(group)]) for turn in turns for group in groups if turn < len(group)]
+    return sorted(rows[:count])
 
 
 _NOT_COLUMNS = frozenset({"prompt", "completion", "reward", "prompt_id", "sample_id", "finish_reason"})
