@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,17 +20,15 @@ def limited() -> Iterator[Callable[[], None]]:
     """Raise TimeoutError or MemoryError when the block takes longer, or allocates more, than the limits.
 
     Yields a function that starts the time again: calling it costs less than a block of its own for each render.
-    Signals reach Python in the main thread only; in another thread there is no limit.
+    Signals reach Python in the main thread only; in another thread there is no limit. The memory is limited on Linux.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = in_use + LIMIT_BYTES
     handler = signal.signal(signal.SIGALRM, _raise_late)
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (limit if soft < 0 else min(soft, limit), hard))
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space(soft), hard))
         timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
         try:
             yield lambda: _restart(LIMIT_S)
@@ -38,6 +37,14 @@ def limited() -> Iterator[Callable[[], None]]:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGALRM, handler)
+
+
+def _address_space(present_limit: int) -> int:
+    """Return the limit for a block, at most the present one."""
+    if sys.platform != "linux":
+        return present_limit
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + LIMIT_BYTES
+    return limit if present_limit < 0 else min(present_limit, limit)
 
 
 def _restart(seconds: float) -> None:

@@ -13,15 +13,17 @@ Shapes: P prompts, T tokens (all prompts laid end to end).
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from rlcore.data.conversations import Message, is_answered, response_text, split
+from rlcore.data.fingerprints import fingerprint_of
 from rlcore.data.limits import LIMIT_BYTES, limited
 from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, DataError, did_you_mean
@@ -31,7 +33,6 @@ from rlcore.types import RESERVED_COLUMNS, REWARD_PREFIX
 if TYPE_CHECKING:
     from rlcore.protocols.dataset import Dataset
 
-Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[Message]
 
 _CANDIDATES: Final = ("prompt", "messages", "question", "text")
@@ -89,7 +90,7 @@ class PreparedPrompts:
 
     def column_fingerprints(self) -> dict[str, str]:
         """Return 16 hex digits for each column, which change with any of its values."""
-        return {name: _fingerprint(values) for name, values in self.rows.items()}
+        return {name: fingerprint_of(values) for name, values in self.rows.items()}
 
 
 class PromptBuilder:
@@ -98,9 +99,18 @@ class PromptBuilder:
     Example: PromptBuilder(tokenizer, PromptOptions()).prepare(FileDataset("train.jsonl"))
     """
 
-    def __init__(self, tokenizer: Any, options: PromptOptions, *, reserved: frozenset[str] = RESERVED_COLUMNS) -> None:
-        """`tokenizer` is a Hugging Face one; `reserved` are columns that the run writes and data may not have, besides `reward:<name>`."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        options: PromptOptions,
+        *,
+        reserved: frozenset[str] = RESERVED_COLUMNS,
+        responses: Sequence[str] = (),
+    ) -> None:
+        """`tokenizer` is a Hugging Face one; `reserved` are columns that the run writes and data may not have, besides
+        `reward:<name>`; `responses` are columns that hold texts or conversations to learn from."""
         _check_options(options)
+        self._responses = responses
         self._tokenizer, self._options, self._reserved = tokenizer, options, reserved
         eos = tokenizer.eos_token_id
         self._appends_eos = eos is not None and tokenizer("a")["input_ids"][-1:] == [eos]
@@ -123,15 +133,19 @@ class PromptBuilder:
     def prepare(self, dataset: Dataset) -> PreparedPrompts:
         """Read all rows; the first problem is a DataError that names its row."""
         table = self._table(dataset)
+        if self._responses and not self._options.template:
+            named = self._options.prompt_column or next((name for name in _CANDIDATES if name in table), None)
+            table = split(table, named, self._responses)
         prompts = self._prompts(dataset, table)
         token_ids: list[np.ndarray] = []
         for start in range(0, len(prompts), _CHUNK):
-            chunk = prompts[start : start + _CHUNK]
             texts = []
             with limited() as restart_clock:
-                for index, prompt in enumerate(chunk, start):
+                for index, prompt in enumerate(prompts[start : start + _CHUNK], start):
                     restart_clock()
                     texts.append(self._text(prompt, dataset, index))
+                    for name in filter(table.__contains__, self._responses):
+                        table[name][index] = self._response(table[name][index], prompt, texts[-1], dataset, index, name)
             _check_encodable(texts, dataset, start)
             token_ids += self._encode(texts)
         return self._assemble(dataset, {**table, "prompt": prompts}, token_ids)
@@ -182,7 +196,21 @@ class PromptBuilder:
                 f"{_where(dataset, index)}: the prompt is a list of messages, but {reason}\n"
                 "Use a model whose tokenizer has a chat template, or make the prompt of text columns with data.template."
             )
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        return self._render(_messages(prompt), dataset, index)
+
+    def _response(self, value: Any, prompt: Prompt, asked: str, dataset: Dataset, index: int, name: str) -> Any:
+        """Return the text of a response that is given as messages; another value as it is."""
+        if not is_answered(value):
+            return value
+        render = partial(self._render, dataset=dataset, index=index, ask=False) if self._wraps_text else None
+        try:
+            return response_text(value, _messages(prompt), asked, render)
+        except ValueError as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{_where(dataset, index)}: column '{name}' {error}") from error
+
+    def _render(self, messages: Sequence[Message], dataset: Dataset, index: int, *, ask: bool = True) -> str:
         if self._options.system:
             if messages[0]["role"] == "system":
                 raise DataError(
@@ -190,11 +218,8 @@ class PromptBuilder:
                     "Leave data.system out to keep the row's."
                 )
             messages = [{"role": "system", "content": self._options.system}, *messages]
-        return self._render(messages, dataset, index)
-
-    def _render(self, messages: Sequence[Message], dataset: Dataset, index: int) -> str:
         try:
-            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=ask, tokenize=False))
         except (TimeoutError, MemoryError) as error:
             limit = error if str(error) else f"needed more than {LIMIT_BYTES / 2**30:g} GiB of memory"
             raise DataError(
@@ -260,21 +285,8 @@ def _check_encodable(texts: Sequence[str], dataset: Dataset, start: int) -> None
             )
 
 
-def _fingerprint(values: Sequence[Any]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for start in range(0, len(values), _CHUNK):
-        digest.update(json.dumps(values[start : start + _CHUNK], default=_stable).encode())
-    return digest.hexdigest()
-
-
-def _stable(value: Any) -> Any:
-    """Stand in for a value that JSON does not know, with the same result in every process."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    text = repr(value)
-    return type(value).__qualname__ if " at 0x" in text else text  # an address differs in every process
+def _messages(prompt: Prompt) -> Sequence[Message]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _where(dataset: Dataset, index: int) -> str:
@@ -385,5 +397,5 @@ def _problem(prompt: Any) -> str | None:
         ):
             return 'has a message without role or content\nWrite {"role": "user", "content": "..."}.'
     if prompt[-1]["role"] == "assistant":
-        return "ends with a message of the assistant, so there is nothing left to answer\nRemove that message."
+        return "ends with a message of the assistant, so there is nothing left to answer\nRemove that message, or learn from it:  algorithm=sft"
     return None

@@ -16,7 +16,6 @@ from typing import Any
 from rlcore.config.build import build, build_plugin
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.data.loader import PromptLoader
-from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, ModelError, did_you_mean
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
@@ -102,8 +101,8 @@ def make_plan(config: Config, directory: Path) -> Plan:
     columns = tuple(instance.demonstrations) if isinstance(instance, LearnsFromTexts) else ()
     demonstrations = columns if "rollout" in _without(instance) else ()
     writes = instance.writes()
-    prompts = load_prompts(config, config.data.train, writes)
-    eval_prompts = load_prompts(config, config.data.eval, writes) if config.data.eval else None
+    prompts = load_prompts(config, config.data.train, writes, columns)
+    eval_prompts = load_prompts(config, config.data.eval, writes, columns) if config.data.eval else None
     made = {spec.name: build_reward(spec) for spec in rewards}
     for data in filter(None, (prompts, eval_prompts)):
         _check_rewards(made, data, [*workers, *(["environment"] if environment else [])])

@@ -11,6 +11,7 @@ import numpy as np
 from rlcore.config.schema import Config
 from rlcore.data.batch import Batch, object_array
 from rlcore.data.prompts import PromptBuilder
+from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.models.load import load_tokenizer
 from rlcore.registry import resolve
@@ -32,11 +33,19 @@ class Prompts:
     """Fingerprint of each column of the data; a resume over changed ones is refused."""
 
 
-def load_prompts(config: Config, path: str, writes: Sequence[str] = ()) -> Prompts:
-    """Open a data set by its registered name and make its prompts; `writes` are columns of the algorithm."""
+def load_prompts(config: Config, path: str, writes: Sequence[str] = (), responses: Sequence[str] = ()) -> Prompts:
+    """Open a data set by its registered name and make its prompts.
+
+    The algorithm `writes` columns that the data may not have, and learns from `responses` of the data.
+    """
     dataset_class: Any = resolve("dataset", config.data.dataset).object
     dataset = dataset_class(path, config.data)
-    builder = PromptBuilder(load_tokenizer(config.model.path), config.data, reserved=RESERVED_COLUMNS.union(writes))
+    builder = PromptBuilder(
+        load_tokenizer(config.model.path),
+        config.data,
+        reserved=RESERVED_COLUMNS.union(writes),
+        responses=responses,
+    )
     prepared = builder.prepare(dataset)
     rows: dict[str, Any] = {name: object_array(values) for name, values in prepared.rows.items()}
     batch = Batch.of(
@@ -64,9 +73,9 @@ def check_demonstrations(algorithm: str, columns: Sequence[str], data: Prompts) 
                 f"{did_you_mean(name, known)}\nIt has: {', '.join(known)}. Rename one:  'data.rename={{COLUMN: {name}}}'"
             )
         values = data.batch[name]
-        bad = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
+        bad = next((i for i, value in enumerate(values) if not isinstance(value, str) or unencodable(value)), None)
         if bad is not None:
             raise ConfigError(
                 f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, and algorithm '{algorithm}'"
-                " learns from texts\nFill it, or remove the row."
+                " learns from texts, and from messages that end with the assistant's\nFill it, or remove the row."
             )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,60 @@ def test_sft_needs_neither_rollout_nor_reward_and_learns_the_demonstrations(tmp_
     assert "reward/mean" not in last
     summary = json.loads(next((tmp_path / "r" / "checkpoints").glob("*/trainer.json")).read_text())
     assert summary["counters"]["samples"] == 8 * 64
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """The quickstart model with a chat template that writes contents, and an end after the assistant's."""
+    directory = shutil.copytree(locate("quickstart:model"), tmp_path_factory.mktemp("model") / "chat")
+    end = "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    template = "{% for m in messages %}{{ m.content }}" + end + "{% endfor %}"
+    (directory / "chat_template.jinja").write_text(template)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def chats(pairs):
+    """The same pairs as conversations."""
+    file = pairs.with_name("chats.jsonl")
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    for row in rows:
+        question = {"role": "user", "content": row.pop("prompt")}
+        for name in ("messages", "chosen", "rejected"):
+            text = row.pop("response") if name == "messages" else row[name]
+            row[name] = [question, {"role": "assistant", "content": text}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "unused"), [("sft", ["chosen", "rejected"]), ("dpo", ["messages"]), ("reward_model", ["messages"])]
+)
+def test_conversations_train_like_the_texts_that_the_template_makes_of_them(
+    tmp_path, pairs, chats, chat_model, algorithm, unused
+):
+    rename = f"data.rename={{{', '.join(f'{name}: unused_{name}' for name in unused)}}}"
+    base = ["data.eval=", "reward.items=[]", "data.template="]
+    texts = run(tmp_path / "texts", algorithm, f"data.train={pairs}", *base)
+
+    conversations = run(tmp_path / "chats", algorithm, f"data.train={chats}", f"model.path={chat_model}", rename, *base)
+
+    assert conversations == texts
+
+
+def test_the_plan_and_the_lines_of_dpo_show_what_it_does(tmp_path, pairs, capsys, caplog):
+    more = [f"data.train={pairs}", "data.eval=", "reward.items=[]", "trackers=[console,jsonl]"]
+    lines = run(tmp_path, "dpo", *more, "sampling.max_response_tokens=2")
+
+    out = capsys.readouterr().out
+    assert "step       8 prompts × 2 responses (chosen, rejected) = 16 rows" in out
+    assert "\nrollout " not in out
+    loss, accuracy = lines[-1]["actor/loss"], lines[-1]["actor/accuracy"]
+    assert f"  loss {loss:.4g}  accuracy {accuracy:.4g}  " in out
+    cut = [record.getMessage() for record in caplog.records if "are cut" in record.getMessage()]
+    assert len(cut) == 1
+    assert cut[0].startswith("16 of the 16 responses of this step have more than 2 tokens and are cut")
+    assert "type  sampling.max_response_tokens=4" in cut[0]
 
 
 def test_a_model_that_was_trained_without_rewards_is_scored_by_rlcore_eval(tmp_path, pairs, capsys):

@@ -2,8 +2,9 @@
 
     loss = -log sigmoid(beta · [(log p - log p_ref)(chosen) - (log p - log p_ref)(rejected)])        (eq. 7)
 
-Nothing is generated: the data has the columns `chosen` and `rejected`, texts that answer the prompt. A rollout and
-rewards are there only to evaluate, when `data.eval` is given. A text is cut at sampling.max_response_tokens.
+Nothing is generated: the data has the columns `chosen` and `rejected`, texts that answer the prompt or conversations
+that end with the answer. A rollout and rewards are there only to evaluate, when `data.eval` is given. A response is cut
+at sampling.max_response_tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DPO(OnlineDPO):
 
     @property
     def demonstrations(self) -> Sequence[str]:
-        """Columns of texts in the data."""
+        """Columns of responses in the data."""
         return (self.config.chosen, self.config.rejected)
 
     def roles(self) -> Sequence[RoleSpec]:

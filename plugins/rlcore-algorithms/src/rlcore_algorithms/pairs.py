@@ -29,6 +29,8 @@ from rlcore.workers.averaging import count
 class Pairwise(Epochs):
     """Base of algorithms that compare two responses. Rows 2k and 2k + 1 of the experience are a pair, chosen first."""
 
+    shows: Mapping[str, str] = {"actor/loss": "loss", "actor/accuracy": "accuracy"}
+
     def scores(self, roles: Roles, samples: Batch) -> Tensor:
         """[B] x of each row under the present weights; only these numbers come to the controller."""
         raise NotImplementedError

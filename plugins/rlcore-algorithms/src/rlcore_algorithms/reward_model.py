@@ -64,7 +64,7 @@ class RewardModel(Pairwise):
 
     @property
     def demonstrations(self) -> Sequence[str]:
-        """Columns of texts in the data."""
+        """Columns of responses in the data."""
         return (self.config.chosen, self.config.rejected)
 
     def roles(self) -> Sequence[RoleSpec]:

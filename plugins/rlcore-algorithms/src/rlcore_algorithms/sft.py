@@ -2,9 +2,11 @@
 
     loss = -mean over tokens of the demonstrated responses of  log p(token)
 
-The data has a column `response`, a text that answers the prompt; the end-of-sequence token is put after it, and prompt
-tokens are not learned. Nothing is generated: a rollout and rewards are there only to evaluate, when `data.eval` is
-given. A text is cut at sampling.max_response_tokens, and then has no end token.
+The data has conversations that end with a message of the assistant, which is the response, in the form that the chat
+template gives it; or a column `response`, a text that answers the prompt, and the end-of-sequence token is put after it.
+Prompt tokens, and earlier messages of the assistant, are not learned. Nothing is generated: a rollout and rewards are
+there only to evaluate, when `data.eval` is given. A response is cut at sampling.max_response_tokens, and then has no end
+token.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class SFTConfig(EpochsConfig):
     """Settings of supervised fine-tuning."""
 
     response: str = "response"
-    """Column of the demonstrated responses."""
+    """Column of the demonstrated responses. Where it is missing, the last message of each conversation is the response."""
     average: Average = "token-mean"
 
     def __post_init__(self) -> None:
@@ -37,11 +39,12 @@ class SFT(Epochs):
     """Makes the demonstrated responses likelier."""
 
     Config = SFTConfig
+    shows: Mapping[str, str] = {"actor/loss": "loss"}
     without = ("rollout", "reward")
 
     @property
     def demonstrations(self) -> Sequence[str]:
-        """Columns of texts in the data."""
+        """Columns of responses in the data."""
         return (self.config.response,)
 
     def roles(self) -> Sequence[RoleSpec]:
