@@ -108,6 +108,18 @@ def test_rollout_and_reward_are_there_when_something_needs_them(plan, algorithm,
     assert any(line.startswith("reward ") for line in describe(made)) == ("reward" in roles)
 
 
+def test_the_plan_counts_the_responses_that_are_read_and_names_no_engine_that_is_not_started(plan):
+    read, pairs, drawn = plan(Imitation), plan(Imitation, demonstrations=("answer", "answer")), plan(Distilled)
+
+    lines = [
+        [line for line in describe(made) if line.startswith(("step ", "rollout "))] for made in (read, pairs, drawn)
+    ]
+    assert [len(found) for found in lines] == [1, 1, 2]
+    assert "32 prompts × 1 response = 32 rows" in lines[0][0]
+    assert "32 prompts × 2 responses (answer, answer) = 64 rows" in lines[1][0]
+    assert "32 prompts × 8 samples = 256 rows" in lines[2][1]
+
+
 def test_rewards_are_required_when_samples_are_scored(plan):
     with pytest.raises(ConfigError, match="no reward is chosen"):
         plan(Imitation, evaluated=True)

@@ -263,6 +263,18 @@ def test_log_messages_stay_above_the_live_display(info, clock):
     tracker.finish({})
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["line", "panel"])
+def test_metrics_that_the_algorithm_names_are_shown(info, clock, terminal):
+    tracker, out = console(replace(info, shows={"actor/loss": "loss", "actor/absent": "absent"}), terminal=terminal)
+    tracker.start({}, resume_step=None)
+
+    tracker.log(1, {"actor/loss": 0.69315, "response_length/mean": 6.0})
+    tracker.finish({})
+
+    assert "loss 0.693" in out.getvalue()
+    assert "absent" not in out.getvalue()
+
+
 def test_a_pipe_gets_plain_lines(info, clock):
     tracker, out = console(info, terminal=False)
     tracker.start({}, resume_step=None)

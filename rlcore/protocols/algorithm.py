@@ -32,8 +32,8 @@ class RoleSpec:
 class Algorithm(Protocol):
     """How samples become updates. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `Evaluates` and `HasValueLoss` of
-    `rlcore.protocols.optional`.
+    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `Evaluates`, `HasValueLoss` and `ShowsMetrics`
+    of `rlcore.protocols.optional`.
     """
 
     Config: type

@@ -30,10 +30,10 @@ class DoesWithout(Protocol):
 
 @runtime_checkable
 class LearnsFromTexts(Protocol):
-    """An algorithm that learns from texts of the data."""
+    """An algorithm that learns from responses of the data, which are texts or conversations."""
 
     demonstrations: Sequence[str]
-    """Columns with these texts; their presence is checked before the start."""
+    """Columns with these responses; their presence is checked before the start."""
 
 
 @runtime_checkable
@@ -50,6 +50,14 @@ class Evaluates(Protocol):
 
     def evaluate(self, roles: Roles, prompts: Batch, config: EvalConfig) -> tuple[dict[str, float], Batch]:
         """Return metrics, among them `eval/pass_rate` for the display, and the samples."""
+
+
+@runtime_checkable
+class ShowsMetrics(Protocol):
+    """An algorithm with metrics of its own on the console."""
+
+    shows: Mapping[str, str]
+    """Metric -> label: {"actor/loss": "loss"}."""
 
 
 @runtime_checkable
@@ -178,7 +186,7 @@ class ShowsPhase(Protocol):
 
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = {
-    "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, Evaluates, HasValueLoss),
+    "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, Evaluates, ShowsMetrics, HasValueLoss),
     "backend": (TakesTurns, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
     "rollout": (TakesTurns, EstimatesEngine, ChecksModel),
     "environment": (HasTools, Closes),

@@ -19,6 +19,8 @@ class RunInfo:
     directory: Path
     """Exists; files of the tracker go here."""
     total_steps: int
+    shows: Mapping[str, str] = field(default_factory=dict)
+    """Metric -> label of those that the algorithm wants shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class ConsoleTracker:
 
     def __init__(self, config: ConsoleConfig, run: RunInfo, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
-        self._state = State(run.name, run.total_steps)
+        self._state = State(run.name, run.total_steps, run.shows)
         self._every = max(1, run.total_steps // _MAX_LINES)
         wants_live = config.live and self._console.is_terminal and not self._console.is_dumb_terminal
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if wants_live else None

@@ -38,6 +38,8 @@ class State:
 
     name: str
     total_steps: int
+    shows: Mapping[str, str] = field(default_factory=dict)
+    """Metric -> label, of the algorithm's own."""
     step: int = 0
     first: tuple[int, float] | None = None
     """Step and seconds at which the first step began: the pace is counted from there, without what the start took."""
@@ -101,6 +103,7 @@ def line(state: State) -> str:
         parts.append(f"reward {state.rewards[-1]:.3f}")
     if state.evals:
         parts.append(f"eval {state.evals[-1][1]:.3f}")
+    parts += [f"{label} {m[name]:.4g}" for name, label in state.shows.items() if name in m]
     if "actor/kl_to_reference" in m:
         parts.append(f"kl {m['actor/kl_to_reference']:.4f}")
     if "response_length/mean" in m:
@@ -151,7 +154,7 @@ def _reward(state: State, width: int) -> Text:
 def _numbers(state: State) -> Text:
     m = state.metrics
     parts = [f"{thousands(m['perf/tokens_per_second'])} tok/s"] if "perf/tokens_per_second" in m else []
-    for name, label in _SHOWN.items():
+    for name, label in {**state.shows, **_SHOWN}.items():
         if name in m and (m[name] or name not in _ONLY_WHEN_SET):
             parts.append(f"{label} {m[name]:.3g}")
     return Text("   ".join(parts), style="dim")

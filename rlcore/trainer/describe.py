@@ -48,7 +48,7 @@ def describe(plan: Plan) -> list[str]:
         held_out = min(config.eval.max_prompts, len(plan.eval_prompts.batch))
         lines.append(f"eval       {plan.eval_prompts.name}: {held_out:,} of {len(plan.eval_prompts.batch):,} prompts")
     lines += [_plugin_line("algorithm", plan.algorithm.resolved), _plugin_line("backend", plan.backend.resolved)]
-    lines += [_plugin_line("rollout", plan.rollout.resolved)]
+    lines += [_plugin_line("rollout", plan.rollout.resolved)] if "rollout" in plan.workers else []
     if plan.environment:
         most = f", at most {config.episode.max_turns} turns"
         lines += [_plugin_line("environment", plan.environment.resolved) + most]
@@ -79,7 +79,8 @@ def _counted(plan: Plan) -> str:
 
 def _arithmetic(plan: Plan) -> list[str]:
     config = plan.config
-    rows = config.trainer.prompts_per_step * config.sampling.samples_per_prompt
+    each = len(plan.demonstrations) or config.sampling.samples_per_prompt
+    rows = config.trainer.prompts_per_step * each
     sharers = {role: _data_parallel(plan, role) for role in plan.placement if role not in _WITHOUT_BACKEND}["actor"]
     shares = even_sizes(rows, sharers)
     share = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
@@ -88,9 +89,15 @@ def _arithmetic(plan: Plan) -> list[str]:
     algorithm = plan.algorithm.config
     updates = getattr(algorithm, "epochs", 1) * getattr(algorithm, "minibatches", 1)
     return [
-        f"step       {config.trainer.prompts_per_step} prompts × {config.sampling.samples_per_prompt} samples = {rows} rows,"
+        f"step       {config.trainer.prompts_per_step} prompts × {each} {_noun(plan)} = {rows} rows,"
         f" {share} per {per}, {updates} updates; {config.trainer.steps} steps"
     ]
+
+
+def _noun(plan: Plan) -> str:
+    if not plan.demonstrations:
+        return "samples"
+    return f"responses ({', '.join(plan.demonstrations)})" if len(plan.demonstrations) > 1 else "response"
 
 
 def _data_parallel(plan: Plan, role: str) -> int:

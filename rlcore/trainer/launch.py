@@ -15,6 +15,7 @@ from rlcore.errors import ConfigError
 from rlcore.hooks.manager import Hooks
 from rlcore.models.load import check_directory
 from rlcore.protocols.environment import EpisodeOptions
+from rlcore.protocols.optional import ShowsMetrics
 from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints, hold, newest
@@ -33,12 +34,14 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
     runtime = make_runtime(config.runtime)
     lock = hold(plan.directory)
     _check_resume(plan, lock)
-    info = RunInfo(name=plan.directory.name, directory=plan.directory, total_steps=config.trainer.steps)
+    algorithm = plan.algorithm.resolved.object(plan.algorithm.config)
+    shows = algorithm.shows if isinstance(algorithm, ShowsMetrics) else {}
+    info = RunInfo(name=plan.directory.name, directory=plan.directory, total_steps=config.trainer.steps, shows=shows)
     run = Run(
         config=config,
         directory=plan.directory,
         runtime=runtime,
-        algorithm=plan.algorithm.resolved.object(plan.algorithm.config),
+        algorithm=algorithm,
         loader=make_loader(config, plan.prompts, plan.demonstrations),
         prompts=plan.prompts.batch,
         eval_prompts=held_out(plan.eval_prompts, config) if plan.eval_prompts else None,

@@ -65,6 +65,7 @@ class Roles:
         """Takes further prompts from the data."""
         self.turns: Turns | None = None
         self._num_samples = self._num_tokens = 0
+        self._warned_of_cut = False
         self._reward_config = reward
         self.rewards = rewards
         self._on_scored = on_scored
@@ -105,13 +106,21 @@ class Roles:
         return self.issue(count)
 
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
-        """Samples whose responses are texts of the data: one for each of these columns, side by side in prompt order.
+        """Make samples of responses of the data: one for each of these columns, side by side in prompt order.
 
         Their columns are those of `generate`, without what only an engine knows: rollout_log_probs and the versions.
         """
         limit = self.sampling.max_response_tokens
         samples = self._counted(self.actor.demonstrations(prompts, tuple(columns), limit))
-        self._note("response_length/truncated", samples.fetch("truncated").sum(), len(samples))
+        num_cut = int(samples.fetch("truncated").sum())
+        self._note("response_length/truncated", num_cut, len(samples))
+        if num_cut and not self._warned_of_cut:
+            self._warned_of_cut = True
+            logger.warning(
+                "%d of the %d responses of this step have more than %d tokens and are cut, so their end is not learned; type "
+                " sampling.max_response_tokens=%d  (response_length/truncated has the share of each step)",
+                *(num_cut, len(samples), limit, 2 * limit),
+            )
         return samples
 
     def score(self, samples: Batch) -> Batch:
