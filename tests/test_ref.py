@@ -46,6 +46,29 @@ def same(ref, batch):
     )
 
 
+class Reference:
+    """As large as a reference of Ray in a message."""
+
+    def __reduce__(self):
+        return bytes.fromhex, (f"{id(self):0140x}",)
+
+
+class References(CountingStore):
+    def put(self, values):
+        return [Reference() for _ in values]
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(1, 512), (8, 512), (32, 64)])
+def test_num_bytes_is_what_the_shares_of_a_balanced_batch_take_in_a_message(ranks, rows):
+    store = References()
+    whole = BatchRef.cat([make(store, rows=rows)[1] for _ in range(ranks)]).take(range(rows * ranks)).balance(ranks)
+
+    shares = whole.split([rows] * ranks)
+
+    pickled = sum(len(pickle.dumps(share, protocol=5)) for share in shares)
+    assert sum(share.num_bytes for share in shares) == pytest.approx(pickled, rel=0.15)
+
+
 OPERATIONS = {
     "take": lambda b: b.take([2, 0, 2]),
     "take of take": lambda b: b.take([2, 1]).take([1, 1, 0]),

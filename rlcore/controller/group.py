@@ -53,6 +53,7 @@ class GroupMethod:
             tuple(self._depart(value) for value in args), {name: self._depart(value) for name, value in kwargs.items()}
         )
         calls = self._mode.split(ready, group.meshes)
+        group.runtime.traffic.num_bytes += sum(_num_bytes(call) for call in calls if call is not None)
         handles = {
             rank: group.runtime.submit(group.pool, rank, "call", group.role, self._name, call)
             for rank, call in enumerate(calls)
@@ -68,9 +69,7 @@ class GroupMethod:
         if not isinstance(value, BatchRef):
             return value
         reads = self._group.reads.get(self._name, self._reads)
-        value = value if reads is None else value.select(*reads)
-        runtime.traffic.num_bytes += value.num_bytes
-        return value
+        return value if reads is None else value.select(*reads)
 
     def _collect(self, handles: Mapping[int, Any]) -> Any:
         group = self._group
@@ -89,6 +88,11 @@ class GroupMethod:
         runtime = self._group.runtime
         runtime.traffic.num_bytes += value.num_bytes
         return BatchRef(value.row_lengths, value.near, value.far, runtime.store)
+
+
+def _num_bytes(call: Call) -> int:
+    """Return the bytes of the batches of a call; its other arguments are small."""
+    return sum(value.num_bytes for value in (*call.args, *call.kwargs.values()) if isinstance(value, BatchRef))
 
 
 class Group:

@@ -46,6 +46,7 @@ class Traffic:
     """What went through the controller since the last `take`."""
 
     num_bytes: int = 0
+    """Of batches in the messages of all ranks: lengths, row columns, row orders and references."""
     busy_s: dict[str, float] = field(default_factory=dict)
     """Seconds that the slowest rank spent, by "role.method"."""
     on_call: Callable[[str], None] | None = None
