@@ -29,8 +29,9 @@ STABLE: Mapping[str, str] = {
     "rlcore.protocols.dataset": "Dataset",
     "rlcore.protocols.dispatch": "Call Dispatch",
     "rlcore.protocols.environment": "Completion Environment Message Step",
-    "rlcore.protocols.optional": "Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel Evaluates HasTools"
-    " HasValueLoss LearnsFromTexts NamesRows Saving SavesInBackground ShowsPhase SplitsRows TakesTurns",
+    "rlcore.protocols.optional": "ChecksModel Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel"
+    " EstimatesStep Evaluates HasTools HasValueLoss LearnsFromTexts NamesRows Saving SavesInBackground ShowsMetrics"
+    " ShowsPhase SplitsRows TakesTurns",
     "rlcore.protocols.reward": "Reward RewardResult batched",
     "rlcore.protocols.roles": "Roles",
     "rlcore.protocols.rollout": "Rollout RolloutContext",

@@ -12,6 +12,11 @@ from typing import Any, TypeAlias
 Message: TypeAlias = Mapping[str, Any]
 
 
+def as_messages(prompt: str | Sequence[Message]) -> Sequence[Message]:
+    """Return a prompt as messages."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 def is_answered(value: Any) -> bool:
     """Whether a value is a list of messages that ends with one of the assistant."""
     return (

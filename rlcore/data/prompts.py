@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from rlcore.data.conversations import Message, is_answered, response_text, split
+from rlcore.data.conversations import Message, as_messages, is_answered, response_text, split
 from rlcore.data.fingerprints import fingerprint_of
 from rlcore.data.limits import LIMIT_BYTES, limited
 from rlcore.data.text import unencodable
@@ -196,7 +196,7 @@ class PromptBuilder:
                 f"{_where(dataset, index)}: the prompt is a list of messages, but {reason}\n"
                 "Use a model whose tokenizer has a chat template, or make the prompt of text columns with data.template."
             )
-        return self._render(_messages(prompt), dataset, index)
+        return self._render(as_messages(prompt), dataset, index)
 
     def _response(self, value: Any, prompt: Prompt, asked: str, dataset: Dataset, index: int, name: str) -> Any:
         """Return the text of a response that is given as messages; another value as it is."""
@@ -204,7 +204,7 @@ class PromptBuilder:
             return value
         render = partial(self._render, dataset=dataset, index=index, ask=False) if self._wraps_text else None
         try:
-            return response_text(value, _messages(prompt), asked, render)
+            return response_text(value, as_messages(prompt), asked, render)
         except ValueError as error:
             if isinstance(error, DataError):
                 raise
@@ -283,10 +283,6 @@ def _check_encodable(texts: Sequence[str], dataset: Dataset, start: int) -> None
                 f"{_where(dataset, index)}: the prompt has the character {half!r}, which is half of one\n"
                 "Write its other half too, as in \\ud83d\\ude00, or remove the row."
             )
-
-
-def _messages(prompt: Prompt) -> Sequence[Message]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _where(dataset: Dataset, index: int) -> str:
