@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import json
 import re
@@ -38,7 +39,7 @@ def wheel(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("rlcore", "tests"):
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
-    for name in ("pyproject.toml", PROJECT["readme"]):
+    for name in ("pyproject.toml", "LICENSE", PROJECT["readme"]):
         shutil.copy(ROOT / name, folder / "source")
     pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "source"))
     (built,) = folder.glob("*.whl")
@@ -127,6 +128,34 @@ def test_every_entry_point_has_its_module_in_the_wheel(contents):
     modules = [target.partition(":")[0].replace(".", "/") for target in targets]
 
     assert [it for it in modules if not {f"{it}.py", f"{it}/__init__.py"} & set(contents)] == []
+
+
+_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+
+
+@pytest.mark.parametrize(
+    "project", [ROOT, *sorted(ROOT.glob("plugins/rlcore-*"))], ids=lambda path: path.name if path != ROOT else "rlcore"
+)
+def test_wheels_from_tree_and_from_sdist_contain_the_license(project, tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "plugins", "examples", "benchmarks", "outputs")
+    shutil.copytree(project, source, ignore=ignored)
+    subprocess.run([sys.executable, "-c", _SDIST, str(tmp_path)], cwd=source, timeout=100, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    for kind, origin in (("tree", source), ("sdist", sdist)):
+        pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / kind), str(origin))
+        (built,) = (tmp_path / kind).glob("*.whl")
+        with zipfile.ZipFile(built) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
+            assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_license_is_the_unmodified_apache_license():
+    digest = hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
+
+    assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30", (
+        "apache.org/licenses/LICENSE-2.0.txt"
+    )
 
 
 BROUGHT = {"yaml": "omegaconf", "hydra": "hydra-core"}
@@ -239,7 +268,7 @@ def engine(request, tmp_path_factory) -> tuple[str, Path]:
     shutil.copytree(
         plugin / "src", folder / "source" / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
     )
-    for file in ("pyproject.toml", "README.md"):
+    for file in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(plugin / file, folder / "source")
     pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "source"))
     (built,) = folder.glob("*.whl")
