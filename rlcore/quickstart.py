@@ -93,23 +93,31 @@ def cache_directory() -> Path:
 def prepare(
     directory: Path, recipe: Recipe | None = None, progress: Callable[[str], None] = lambda line: None
 ) -> Assets:
-    """Make the assets below `directory`, or find them there.
-
-    They are made beside and renamed: a directory with the final name is complete, whoever else makes it at that time.
-    """
+    """Make the assets below `directory`, or find them there."""
     recipe = recipe or Recipe()
     key = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:12]
     final = directory / f"quickstart-{key}"
     if not final.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=directory))
+        make_once(final, lambda beside: _make(beside, recipe, progress))
+        progress(f"quickstart: model and data are in {final}")
+    return Assets(model=final / "model", train=final / "train.jsonl", eval=final / "eval.jsonl")
+
+
+def make_once(final: Path, make: Callable[[Path], None]) -> Path:
+    """Return the directory `final`, filled by `make` unless it exists.
+
+    `make` fills a temporary directory, which is then renamed: `final` is complete however many processes make it at
+    the same time.
+    """
+    if not final.is_dir():
+        final.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
         try:
-            _make(beside, recipe, progress)
+            make(beside)
             _settle(beside, final)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-        progress(f"quickstart: model and data are in {final}")
-    return Assets(model=final / "model", train=final / "train.jsonl", eval=final / "eval.jsonl")
+    return final
 
 
 def _settle(beside: Path, final: Path) -> None:

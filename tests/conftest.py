@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per process, and real assets where they are."""
+"""Shared by all tests: one thread per process, and a model and data to test with."""
 
 import os
 
@@ -7,23 +7,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from pathlib import Path
-
-import pytest
+from rlcore.testing.assets import assets, each_assets  # noqa: F401
 
 
 def pytest_configure(config):
     from rlcore.testing.gpus import hide_gpus
 
     hide_gpus(config)
-
-
-ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS", Path(__file__).parents[2] / "shared"))
-
-
-@pytest.fixture(scope="session")
-def assets() -> Path:
-    """Folder with data/gsm8k and models/stories260k; set RLCORE_TEST_ASSETS to where yours are."""
-    if not (ASSETS / "models" / "stories260k").is_dir():
-        pytest.skip(f"no test assets in {ASSETS}; set RLCORE_TEST_ASSETS to a folder with data/ and models/")
-    return ASSETS

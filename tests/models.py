@@ -1,4 +1,4 @@
-"""Tiny random models of several families, written to disk as a user's models are."""
+"""Tiny random models of several families, written to disk as a user's models are, and trained ones."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import torch
 from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.data.batch import Batch
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.testing.assets import made_assets, real_assets
 
 VOCAB_SIZE = 61
 
@@ -43,6 +44,15 @@ FAMILIES = {
 }
 """Name -> (class of the configuration in transformers, what differs from the sizes above). Each has one feature more
 than plain attention: tied weights, biases, normalised queries, a window shorter than the samples, soft caps."""
+
+
+TRAINED = {"stories": made_assets, "pretrained": real_assets} if real_assets() else {"stories": made_assets}
+"""Name -> function that returns the folder of the model; the pretrained one is optional."""
+
+
+def trained_model(name: str) -> str:
+    """Return the path of a model in TRAINED."""
+    return str(TRAINED[name]() / "models" / "stories260k")
 
 
 def make_model(family: str, *, seed: int = 0, attention: str = "eager", **changes):

@@ -8,17 +8,17 @@ from rlcore.models import attention
 from rlcore.models.attention import Packing, packed_attention
 from rlcore.models.head import TokenHead, hidden_states
 from rlcore.models.load import load_model
-from tests.models import FAMILIES, make_model, random_ids
+from tests.models import FAMILIES, TRAINED, make_model, random_ids, trained_model
 
 LENGTHS = [9, 3, 1, 12, 9, 7, 2]
 """Four buckets: samples share one when the shortest fills three quarters of the longest."""
 
 
-def pair(name, assets):
+def pair(name):
     """transformers' own model, and the same weights with packed attention."""
     attention.register()
-    if name == "stories260k":
-        path = str(assets / "models" / "stories260k")
+    if name in TRAINED:
+        path = trained_model(name)
         return load_model(path, attention="eager"), load_model(path, attention=attention.NAME)
     own = make_model(name)
     packed = make_model(name, attention=attention.NAME)
@@ -38,11 +38,11 @@ def single_logits(model, samples):
     return torch.cat([model(torch.tensor([sample]), use_cache=False).logits[0] for sample in samples])
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "stories260k"])
-def test_packed_forward_and_gradient_equal_one_sample_at_a_time(name, assets):
-    own, packed = pair(name, assets)
+@pytest.mark.parametrize("name", [*FAMILIES, *TRAINED])
+def test_packed_forward_and_gradient_equal_one_sample_at_a_time(name):
+    own, packed = pair(name)
     # the pretrained model attends so sharply that transformers' own eager and sdpa gradients differ by 5e-4
-    tolerance = 2e-3 if name == "stories260k" else 1e-4
+    tolerance = 2e-3 if name in TRAINED else 1e-4
     samples = random_ids(LENGTHS)
     generator = torch.Generator().manual_seed(1)
 

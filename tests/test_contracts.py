@@ -30,10 +30,10 @@ from rlcore.testing import (
     RowDispatchContract,
     TrackerContract,
 )
+from rlcore.testing.assets import made_assets, real_assets
 from rlcore.trackers.console import ConsoleConfig, ConsoleTracker
 from rlcore.trackers.jsonl import JSONLConfig, JSONLTracker
 from rlcore.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
-from tests.conftest import ASSETS
 
 
 class TestHFRollout(ModelRolloutContract):
@@ -127,10 +127,9 @@ class TestGSM8K(RewardContract):
 
 
 def gold_answers():
-    """Those of the real data set, where it is: the grader must take them as right."""
-    path = ASSETS / "data" / "gsm8k" / "test.jsonl"
-    lines = path.read_text().splitlines()[:5] if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    """Reference answers, which must score 1; also those of the original data set where it is present."""
+    files = [folder / "data" / "gsm8k" / "test.jsonl" for folder in (made_assets(), real_assets()) if folder]
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()[:5]]
     return [({"completion": row["answer"], "answer": row["answer"]}, 1.0) for row in rows]
 
 

@@ -13,7 +13,16 @@ from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import hf
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.types import Request, Sampling
-from tests.models import FAMILIES, log_probs_of, make_backend, make_batch, random_ids, save_model
+from tests.models import (
+    FAMILIES,
+    TRAINED,
+    log_probs_of,
+    make_backend,
+    make_batch,
+    random_ids,
+    save_model,
+    trained_model,
+)
 
 TEXTS = ["Once upon a time", "Lily and Tom", "The", "One day, a little girl named Lily found a needle in her room."]
 
@@ -90,12 +99,17 @@ def greedy_by_transformers(model, prompt, num_tokens):
     return out[0, len(prompt) :].tolist()
 
 
-def test_greedy_equals_transformers_generate_on_the_pretrained_model(shared_engine, plain, prompts):
-    samples = run(shared_engine, requests_of(prompts, temperature=0.0, max_response_tokens=60))
+@pytest.mark.parametrize("name", TRAINED)
+def test_greedy_equals_transformers_generate_on_a_trained_model(name):
+    path = trained_model(name)
+    plain, tokenizer = load_model(path, attention="eager"), load_tokenizer(path)
+    prompts = [tokenizer(text).input_ids for text in TEXTS]
+
+    samples = run(make_engine(path), requests_of(prompts, temperature=0.0, max_response_tokens=60))
 
     for i, prompt in enumerate(prompts):
         assert list(samples[i].token_ids) == greedy_by_transformers(plain, prompt, 60)
-    assert load_tokenizer(shared_engine._path).decode(samples[0].token_ids).strip().startswith(", there was a little")
+    assert tokenizer.decode(samples[0].token_ids).strip().startswith(", there was a little")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

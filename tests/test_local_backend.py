@@ -17,18 +17,27 @@ from rlcore.models.load import check_directory, load_model, load_tokenizer
 from rlcore.protocols.backend import BackendContext, OptimizerConfig
 from rlcore.types import LossTerms, Mean
 from rlcore.workers.averaging import count, reduce_terms
-from tests.models import FAMILIES, log_probs_of, make_backend, make_batch, random_ids, save_model
+from tests.models import (
+    FAMILIES,
+    TRAINED,
+    log_probs_of,
+    make_backend,
+    make_batch,
+    random_ids,
+    save_model,
+    trained_model,
+)
 
 LENGTHS = [9, 4, 12, 2, 7, 5, 11, 3]
 """The fourth sample is all prompt: its row has no loss tokens."""
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory, assets):
-    """Family -> directory of a tiny model, and the pretrained one."""
+def paths(tmp_path_factory):
+    """Directories of random models by family, and of trained models by name."""
     root = tmp_path_factory.mktemp("models")
     made = {family: save_model(family, root / family) for family in FAMILIES}
-    return made | {"stories260k": str(assets / "models" / "stories260k")}
+    return made | {name: trained_model(name) for name in TRAINED}
 
 
 @pytest.fixture
@@ -61,7 +70,7 @@ def assert_close(found, expected, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("name", [*FAMILIES, "stories260k"])
+@pytest.mark.parametrize("name", [*FAMILIES, *TRAINED])
 def test_log_probs_equal_those_of_plain_transformers(name, temperature, paths):
     samples = random_ids(LENGTHS)
     own = load_model(paths[name], attention="eager")
@@ -483,7 +492,7 @@ def test_frozen_model_scores_but_has_no_optimiser_and_no_gradients(path, tmp_pat
     assert not (tmp_path / "optimizer.moments").exists()
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "stories260k"])
+@pytest.mark.parametrize("name", [*FAMILIES, *TRAINED])
 def test_weights_have_the_names_and_values_of_the_users_files(name, paths):
     backend = make_backend(paths[name])
     files = load_file(f"{paths[name]}/model.safetensors")
@@ -495,7 +504,7 @@ def test_weights_have_the_names_and_values_of_the_users_files(name, paths):
     assert not any(tensor.requires_grad for tensor in weights.values())
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "stories260k"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", *TRAINED])
 def test_transformers_opens_a_saved_model_and_computes_the_same(name, paths, tmp_path):
     import transformers
 

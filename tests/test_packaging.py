@@ -158,8 +158,8 @@ def test_license_is_the_unmodified_apache_license():
     )
 
 
-BROUGHT = {"yaml": "omegaconf", "hydra": "hydra-core"}
-"""Module -> the requirement that brings it, where the names differ."""
+BROUGHT = {"yaml": "omegaconf", "hydra": "hydra-core", "tokenizers": "transformers"}
+"""Module -> the requirement that installs it, where the names differ."""
 OF_OTHERS = {"pytest"}
 """`rlcore.testing` is for test suites, and these have it."""
 

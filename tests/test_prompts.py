@@ -4,7 +4,6 @@ The tokenizer is made here, one token per character: <s> is 0, </s> is 1, "a" is
 """
 
 import copy
-import os
 import resource
 import signal
 import string
@@ -12,7 +11,6 @@ import threading
 import time
 from datetime import date
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from rlcore.data.files import FileDataset
 from rlcore.data.prompts import PromptBuilder, PromptOptions
 from rlcore.errors import ConfigError, DataError
 
-ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS") or Path(__file__).resolve().parents[2] / "shared")
 BOS, EOS = 0, 1
 CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + " \n:?.[]"
 CHAT_TEMPLATE = (
@@ -414,18 +411,15 @@ def test_data_set_without_rows_is_an_error(plain):
     assert message(DataError, plain) == "rows has no rows\nGive another data.train or data.eval."
 
 
-@pytest.mark.skipif(not (ASSETS / "data/gsm8k").is_dir(), reason=f"no test assets at {ASSETS}; set RLCORE_TEST_ASSETS")
-def test_real_data_set_is_prepared_whole(record_property):
+def test_every_word_problem_becomes_a_prompt(each_assets):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "models/stories260k")
-    dataset = FileDataset(str(ASSETS / "data/gsm8k/train.jsonl"))
-    start = time.perf_counter()
+    tokenizer = AutoTokenizer.from_pretrained(each_assets / "models/stories260k")
+    dataset = FileDataset(str(each_assets / "data/gsm8k/train.jsonl"))
 
     prepared = PromptBuilder(tokenizer, PromptOptions(template="Question: {question}\nAnswer:")).prepare(dataset)
 
-    record_property("rows_per_s", round(len(dataset) / (time.perf_counter() - start)))
-    assert len(prepared) == len(dataset) == 7473
+    assert len(prepared) == len(dataset) >= 200
     assert (prepared.token_ids[prepared.offsets[:-1]] == tokenizer.bos_token_id).all()
     first, text = prepared.token_ids[: prepared.offsets[1]], prepared.rows["prompt"][0]
     assert tokenizer.decode(first, skip_special_tokens=True).strip() == text

@@ -16,6 +16,7 @@ from rlcore_vllm import VLLMConfig, VLLMRollout
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.testing.assets import assets, each_assets  # noqa: F401
 from rlcore.testing.model import small_model as make_small_model
 from rlcore.types import Request, Sampling
 
@@ -33,9 +34,6 @@ def pytest_configure(config):
     hide_gpus(config)
 
 
-ASSETS = Path(os.environ.get("RLCORE_TEST_ASSETS", Path(__file__).parents[4] / "shared"))
-
-
 @pytest.fixture(scope="module", params=["sync", "async"])
 def scheduling(request):
     """Run the tests with each of vLLM's schedulers. Its default is sync on CPUs and async on GPUs."""
@@ -51,14 +49,11 @@ def small_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def story_model(tmp_path_factory):
-    """The real story model, in a form that vLLM's CPU attention takes."""
+def story_model(each_assets, tmp_path_factory):  # noqa: F811
+    """A trained model in a form that vLLM's CPU attention takes."""
     from models import save_widened_story
 
-    source = ASSETS / "models" / "stories260k"
-    if not source.is_dir():
-        pytest.skip(f"no story model in {ASSETS}; set RLCORE_TEST_ASSETS to a folder with models/stories260k")
-    return save_widened_story(source, tmp_path_factory.mktemp("story"))
+    return save_widened_story(each_assets / "models" / "stories260k", tmp_path_factory.mktemp("story"))
 
 
 def make_vllm(path, precision="float32", **config):

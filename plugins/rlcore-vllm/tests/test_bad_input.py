@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import ASSETS, make_vllm, requests_of
+from conftest import make_vllm, requests_of
 from models import save_tiny
 from rlcore_vllm import VLLMConfig, VLLMRollout, host, install
 from rlcore_vllm.config import OURS
@@ -80,10 +80,8 @@ def test_an_environment_that_would_make_another_engine_is_refused(monkeypatch):
         host.set_environment("cpu")
 
 
-def test_a_model_that_vllm_cannot_run_is_named_with_another_engine():
-    path = ASSETS / "models" / "stories260k"
-    if not path.is_dir():
-        pytest.skip("no story model")
+def test_a_model_that_vllm_cannot_run_is_named_with_another_engine(assets):
+    path = assets / "models" / "stories260k"
     with pytest.raises(ModelError, match=rf"vLLM cannot serve model.path={path}: .*\n.*rollout=hf"):
         make_vllm(str(path))  # heads of 8 dimensions
 

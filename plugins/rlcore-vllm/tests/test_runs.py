@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ASSETS
 
 pytestmark = pytest.mark.slow
 
@@ -44,14 +43,12 @@ def test_runs_on_ray_give_the_samples_of_a_run_in_one_process(algorithm, placeme
     ]
 
 
-def test_gsm8k_with_the_story_model_runs_ten_steps(story_model, tmp_path):
-    data = ASSETS / "data" / "gsm8k"
-    files = sorted(str(path) for path in data.glob("*train*"))
+def test_gsm8k_with_the_story_model_runs_ten_steps(story_model, each_assets, tmp_path):
     steps = train(
         tmp_path,
         "preset=gsm8k",
         f"model.path={story_model}",
-        f"data.train={files[0]}",
+        f"data.train={each_assets / 'data' / 'gsm8k' / 'train.jsonl'}",
         "data.eval=''",
         "data.overlong=drop",
         "data.max_prompt_tokens=400",
