@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlcore.testing.waiting import HANG_S
+
 REWARD = "def score(completion):\n    return float(len(completion))\n"
 
 
@@ -72,6 +74,6 @@ def rlcore(
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
         check=False,
     )

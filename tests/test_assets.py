@@ -15,6 +15,7 @@ from rlcore.rewards.match import GSM8K, GSM8KConfig
 from rlcore.testing import assets as module
 from rlcore.testing.assets import made_assets, real_assets
 from rlcore.testing.texts import write_problem, write_story
+from rlcore.testing.waiting import HANG_S
 from tests.distributions import environment
 
 
@@ -27,7 +28,7 @@ def test_assets_need_no_folder_outside_the_checkout(tmp_path):
         env=environment(RLCORE_TEST_ASSETS=str(tmp_path / "none"), RLCORE_CACHE=str(tmp_path / "cache")),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=True,
     )
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ class World:
             "sampling.samples_per_prompt=2",
             "sampling.max_response_tokens=4",
             "data.max_prompt_tokens=32",
-            "reward.timeout_s=0.4",
+            "reward.timeout_s=2",
         ]
         given = {item.partition("=")[0] for item in more}
         typed = [item.replace("{here}", str(self.folder)) for item in more if not item.endswith("=<left out>")]
@@ -355,7 +354,7 @@ SAID = {
     "raises": "KeyError: 'grade' (rewards.py:",
     "nan": "returned nan, not a finite number",
     "text": "returned 'good' (str), not a number, None or RewardResult",
-    "hangs": "no answer within 0.4 s",
+    "hangs": "no answer within 2 s",
 }
 
 
@@ -449,27 +448,25 @@ TOO_MUCH = {
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "run"])
 @pytest.mark.parametrize(("more", "arithmetic"), TOO_MUCH.values(), ids=list(TOO_MUCH))
-def test_what_the_machine_cannot_hold_is_refused_at_once_with_the_arithmetic(world, more, arithmetic, dry):
-    world.train("--dry-run")  # whatever is imported once
-    began = time.monotonic()
+def test_pools_larger_than_the_machine_are_refused_before_ray_starts(world, more, arithmetic, dry, monkeypatch):
+    monkeypatch.setattr("ray.init", lambda *arguments, **options: pytest.fail("Ray was started"))
+
     first, second = world.refused("train", *world.settings("runtime=ray", *more), *dry)
 
     assert arithmetic in first
     assert second.startswith("Ask for less:  pools.")
-    assert time.monotonic() - began < 2, "Ray alone takes longer to start"
     assert not (world.folder / "runs").exists()
 
 
-def test_an_address_without_a_cluster_is_refused_within_seconds(world):
+def test_address_without_a_cluster_is_refused_before_ray_starts(world, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"  # nobody listens there any more
-    began = time.monotonic()
+    monkeypatch.setattr("ray.init", lambda *arguments, **options: pytest.fail("Ray was started"))
 
     first, second = world.refused("train", *world.settings("runtime=ray", f"runtime.address={address}"))
 
     assert first.startswith(f"runtime.address={address}: no Ray cluster answers there")
     assert "ray start --head" in second
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlcore.data.batch import Batch, balanced_order, even_sizes
+from rlcore.testing.waiting import HANG_S
 
 
 def make() -> Batch:
@@ -42,7 +43,7 @@ def test_a_host_starts_without_the_compiler_that_tensordict_brings():
         "import sys, rlcore.controller.host; sys.exit(sum(m in sys.modules for m in ('tensordict', 'torch._dynamo')))"
     )
 
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=HANG_S, check=False).returncode == 0
 
 
 def test_take_reorders_rows_with_their_tokens():

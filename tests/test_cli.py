@@ -22,6 +22,7 @@ from rlcore.config.compose import compose
 from rlcore.config.schema import Config
 from rlcore.errors import UserError
 from rlcore.hooks.manager import Hooks
+from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import launch
 from tests.distributions import rlcore
 
@@ -485,7 +486,11 @@ def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(command
     os.close(reader)
     with open(writer, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "rlcore", command], stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False
+            [sys.executable, "-m", "rlcore", command],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=HANG_S,
+            check=False,
         )
 
     assert (done.returncode, done.stderr) == (141, b"")

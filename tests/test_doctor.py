@@ -15,6 +15,7 @@ from rlcore.cli import doctor, machine
 from rlcore.cli.doctor import Finding, check_all, main
 from rlcore.config.schema import RunConfig
 from rlcore.registry import refresh
+from rlcore.testing.waiting import HANG_S
 from tests.distributions import REWARD, plant, rlcore, write_module
 
 HOOKS = """
@@ -46,7 +47,7 @@ def findings(tmp_path_factory) -> dict[str, dict]:
     reward(
         site,
         "lasting-one",
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + REWARD,
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n" + REWARD,
     )
     reward(site, "needy-one", "import absent_dependency", requires=["rlcore>=0.1", "absent_dependency; extra == 'all'"])
     reward(site, "far-one", REWARD, requires=["rlcore>=99"])
@@ -227,7 +228,7 @@ def test_a_plugin_that_loads_slowly_is_called_slow_and_is_not_a_failure(site, ca
     assert main(["slow-one"]) == 0
 
     slow, fix, last = capsys.readouterr().out.splitlines()
-    assert slow.startswith("slow      reward slow-one (slow-one 1.0)  loads in 0.")
+    assert slow.startswith("slow      reward slow-one (slow-one 1.0)  loads in ")
     assert fix == "          to type:  python -X importtime -c 'import slow_one'"
     assert last == "1 checks: 1 slow"
 
@@ -242,12 +243,12 @@ def test_a_plugin_that_hangs_costs_its_deadline_and_what_it_started_is_ended_too
     plant(site, "hanging-one", points, code={"hanging_one": started, "hanging_fine": REWARD + "class T: ..."})
     refresh()
 
-    assert main(["hanging-one", "--timeout", "1.5", "--json"]) == 1
+    assert main(["hanging-one", "--timeout", "10", "--json"]) == 1
 
     found = {it["name"]: it for it in json.loads(capsys.readouterr().out)}
     assert found["after"]["status"] == "ok"
-    assert (found["hang"]["status"], found["hang"]["detail"]) == ("broken", "no answer in 1.5 s")
-    assert found["hang"]["fix"] == "rlcore doctor hanging-one --timeout 6"
+    assert (found["hang"]["status"], found["hang"]["detail"]) == ("broken", "no answer in 10 s")
+    assert found["hang"]["fix"] == "rlcore doctor hanging-one --timeout 40"
     assert "no method start" in found["x"]["detail"], "the one after it is checked in a new process"
     commands = [_command(process) for process in Path("/proc").glob("[0-9]*")]
     assert f"sleep\0{seconds}\0".encode() not in commands
@@ -264,14 +265,11 @@ def test_a_plugin_that_leaves_a_thread_running_is_not_waited_for(site):
     reward(
         site,
         "lasting-one",
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + REWARD,
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n" + REWARD,
     )
     refresh()
-    began = time.monotonic()
 
-    assert main(["lasting-one", "--timeout", "30"]) == 0
-
-    assert time.monotonic() - began < 25
+    assert main(["lasting-one", "--timeout", str(HANG_S)]) == 0
 
 
 def test_of_two_providers_each_is_checked_and_the_clash_is_a_remark(site, capsys):
@@ -300,7 +298,7 @@ def test_a_file_in_the_working_directory_does_not_shadow_a_module(site, monkeypa
 
 
 def test_an_interrupt_ends_the_child_at_once(site):
-    reward(site, "hanging-one", "import time\ntime.sleep(600)")
+    reward(site, "hanging-one", "import time\ntime.sleep(1000)")
     refresh()
     began = time.monotonic()
 
@@ -311,12 +309,12 @@ def test_an_interrupt_ends_the_child_at_once(site):
     signal.setitimer(signal.ITIMER_REAL, 1.0)
     try:
         with pytest.raises(KeyboardInterrupt):
-            main(["hanging-one"])
+            main(["hanging-one", "--timeout", "1000"])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
 
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < HANG_S
 
 
 def test_help_shows_an_example(tmp_path):

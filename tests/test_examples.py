@@ -17,6 +17,7 @@ from rlcore import hookimpl
 from rlcore.cli.train import plan_run
 from rlcore.hooks import Hooks
 from rlcore.testing import RewardContract
+from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import launch
 from rlcore.trainer.loop import train
 
@@ -157,7 +158,7 @@ PACKAGES = (
 _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "outputs", "plugins", "tests", "examples")
 
 
-def call(*command, cwd=None, timeout=110):
+def call(*command, cwd=None, timeout=HANG_S):
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -235,10 +236,10 @@ def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, count,
 def test_a_tiny_model_learns_to_use_the_calculator(home, tmp_path):
     """The third of the answers that is right by chance becomes most of them, through a tool and two turns."""
     make = "from pathlib import Path; from example_calculator.tiny import make; make(Path('tiny'))"
-    call(home / "venv" / "bin" / "python", "-c", make, cwd=tmp_path, timeout=300)
+    call(home / "venv" / "bin" / "python", "-c", make, cwd=tmp_path, timeout=HANG_S)
     settings = ["runtime=local", "trackers=jsonl", "run.name=r", "trainer.steps=40", "eval.every_steps=0"]
 
-    call(home / "venv" / "bin" / "rlcore", "train", "preset=calculator", *settings, cwd=tmp_path, timeout=300)
+    call(home / "venv" / "bin" / "rlcore", "train", "preset=calculator", *settings, cwd=tmp_path, timeout=HANG_S)
 
     lines = [json.loads(line) for line in (tmp_path / "outputs" / "r" / "metrics.jsonl").read_text().splitlines()]
     before, after = (line["eval/pass_rate"] for line in (lines[0], lines[-1]))

@@ -19,6 +19,7 @@ from rlcore.protocols.rollout import RolloutContext
 from rlcore.registry import resolve
 from rlcore.testing import FakeConfig, FakeRoles, FakeRollout
 from rlcore.testing.model import small_model
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Counts, Request, Sampling
 
 END = 1  # the end token of the small model
@@ -40,7 +41,7 @@ def ask(*prompts, limit=8, seed=0):
     ]
 
 
-def run(engine, requests, timeout_s=20.0):
+def run(engine, requests, timeout_s=HANG_S):
     async def drain():
         return [sample async for sample in engine.generate(requests)]
 
@@ -118,7 +119,7 @@ def test_a_dying_engine_ends_its_process_and_needs_no_pytest(model_path):
         "asyncio.run(anext(fake.generate([Request(request_id=0, prompt_ids=[5], sampling=Sampling(), seed=0)])))\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
 
     assert (done.returncode, done.stderr) == (1, "")
 

@@ -8,6 +8,7 @@ from rlcore.controller.pool import PoolConfig, check_capacity
 from rlcore.controller.runtime import RuntimeConfig, make_runtime
 from rlcore.data.batch import Batch
 from rlcore.errors import CapacityError, ConfigError
+from rlcore.testing.waiting import HANG_S
 from tests.workers import Echo, Twins
 
 NAMES = ["local", "ray"]
@@ -26,7 +27,7 @@ def batch(rows=5):
 
 @pytest.fixture(scope="module", params=NAMES)
 def runtime(request):
-    runtime = make_runtime(RuntimeConfig(name=request.param, call_timeout_s=60))
+    runtime = make_runtime(RuntimeConfig(name=request.param, call_timeout_s=HANG_S))
     runtime.start({"main": PoolConfig(devices_per_node=2, device="cpu")}, {})
     yield runtime
     runtime.shutdown()

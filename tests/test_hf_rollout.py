@@ -12,6 +12,7 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import hf
 from rlcore.rollouts.hf import HFConfig, HFRollout
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 from tests.models import (
     FAMILIES,
@@ -69,7 +70,7 @@ async def collect(engine, requests):
 
 def run(engine, requests):
     """Samples by request id."""
-    samples = asyncio.run(asyncio.wait_for(collect(engine, requests), 60))
+    samples = asyncio.run(asyncio.wait_for(collect(engine, requests), HANG_S))
     assert sorted(s.request_id for s in samples) == sorted(r.request_id for r in requests)
     return {sample.request_id: sample for sample in samples}
 
@@ -324,7 +325,7 @@ def test_closing_the_iterator_aborts_the_rest(engine, prompts):
         await stream.aclose()
         return sample
 
-    sample = asyncio.run(asyncio.wait_for(first(), 60))
+    sample = asyncio.run(asyncio.wait_for(first(), HANG_S))
 
     assert (sample.request_id, len(sample.token_ids)) == (3, 2)
     assert len(passes) == 2
@@ -339,7 +340,7 @@ def test_cancelled_task_stops_and_the_engine_goes_on(engine, prompts):
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(asyncio.wait_for(cancelled(), 60))
+    asyncio.run(asyncio.wait_for(cancelled(), HANG_S))
     assert len(run(engine, requests_of(prompts))) == 4
 
 
@@ -350,7 +351,7 @@ def test_two_calls_at_once_do_not_touch_each_other(shared_engine, prompts):
     async def both():
         return await asyncio.gather(collect(shared_engine, one), collect(shared_engine, other))
 
-    found = asyncio.run(asyncio.wait_for(both(), 60))
+    found = asyncio.run(asyncio.wait_for(both(), HANG_S))
 
     for samples, wanted in zip(found, expected):
         assert_same({sample.request_id: sample for sample in samples}, wanted)
@@ -408,7 +409,7 @@ def test_sequences_in_flight_go_on_under_new_weights(max_batch_size, stories, pl
                 engine.load_weights(((name, p.detach()) for name, p in new.named_parameters()), 9)
         return {sample.request_id: sample for sample in samples}
 
-    samples = asyncio.run(asyncio.wait_for(swap(), 60))
+    samples = asyncio.run(asyncio.wait_for(swap(), HANG_S))
 
     assert {i: sample.policy_version for i, sample in samples.items()} == {0: 0, 1: 9, 2: 9, 3: 9}
     for i, prompt in enumerate(prompts):

@@ -11,6 +11,7 @@ import pytest
 
 from rlcore.errors import ConfigError, InfrastructureError
 from rlcore.rollouts.http import BadAnswer, Server, bearer
+from rlcore.testing.waiting import HANG_S
 
 JSON, TEXT = "application/json", "text/plain"
 
@@ -20,7 +21,7 @@ def answering(content, *, kind=JSON, length=None, status="200 OK"):
     """A server that gives one answer to one request, with this Content-Length, and closes the connection."""
     length = len(content) if length is None else length
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(5)
+        listening.settimeout(HANG_S)
 
         def serve():
             connection, _ = listening.accept()
@@ -32,7 +33,7 @@ def answering(content, *, kind=JSON, length=None, status="200 OK"):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
-        thread.join(5)
+        thread.join(HANG_S)
 
 
 def call(server):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rlcore
+from rlcore.testing.waiting import HANG_S
 
 ROOT = Path(rlcore.__file__).parent
 
@@ -154,7 +155,7 @@ def loaded(statement):
     """Modules, standard library aside, that a statement loads in a new interpreter."""
     program = LOADED.format(statement=statement)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT.parent, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, cwd=ROOT.parent, check=True
     )
     names = done.stdout.rpartition("\nloaded")[2].split()
     return {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}

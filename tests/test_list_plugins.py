@@ -14,6 +14,7 @@ import pytest
 from rlcore import __version__
 from rlcore.cli.list_plugins import Row, list_plugins
 from rlcore.registry.catalog import KINDS, Catalog, Entry
+from rlcore.testing.waiting import HANG_S
 from tests.distributions import REWARD, environment, plant, rlcore
 
 LISTED = """\
@@ -159,7 +160,12 @@ def test_the_name_that_the_duplicate_status_proposes_works(site):
     program = "from rlcore import resolve; print(resolve('reward', 'twice@omega-one').version)"
 
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(site), capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program],
+        env=environment(site),
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
     )
 
     assert done.stdout == "2.0\n"
@@ -190,7 +196,7 @@ def test_nothing_heavy_and_no_plugin_is_imported(site, command):
         env=environment(site),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
     )
 
@@ -216,7 +222,7 @@ def test_the_list_costs_less_than_three_times_what_its_libraries_cost_to_import(
 def _cpu_seconds(arguments: list[str], site: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, *arguments], env=environment(site), stdout=subprocess.DEVNULL, timeout=60, check=True
+        [sys.executable, *arguments], env=environment(site), stdout=subprocess.DEVNULL, timeout=HANG_S, check=True
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -15,6 +15,7 @@ from rlcore.backends.optimizer import lr_at
 from rlcore.errors import ModelError
 from rlcore.models.load import check_directory, load_model, load_tokenizer
 from rlcore.protocols.backend import BackendContext, OptimizerConfig
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import LossTerms, Mean
 from rlcore.workers.averaging import count, reduce_terms
 from tests.models import (
@@ -318,7 +319,7 @@ def run_rank(rank, path, directory):
                 init_method=f"file://{directory}/rendezvous-{name}",
                 rank=rank,
                 world_size=len(shares),
-                timeout=timedelta(seconds=40),
+                timeout=timedelta(seconds=HANG_S),
             )
             report, weights = share_of_training(path, shares, rank, head)
             dist.destroy_process_group()
@@ -330,7 +331,7 @@ def run_rank(rank, path, directory):
             init_method=f"file://{directory}/rendezvous-other",
             rank=rank,
             world_size=2,
-            timeout=timedelta(seconds=40),
+            timeout=timedelta(seconds=HANG_S),
         )
         other = path if rank == 0 else str(directory / "other")
         with pytest.raises(ModelError, match=r"the ranks have read different weights from .*\nCopy one model"):
@@ -346,7 +347,7 @@ def run_ranks(path, directory):
     assert transformers.Qwen2ForCausalLM  # found lazily: here, so that the children need not
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=run_rank, args=(rank, path, directory), daemon=True) for rank in range(4)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_S
     for process in processes:
         process.start()
     for process in processes:
@@ -361,7 +362,7 @@ def ranks(paths, tmp_path_factory):
     save_model("qwen2", directory / "other", seed=1)
     launcher = multiprocessing.get_context("spawn").Process(target=run_ranks, args=(paths["qwen2"], directory))
     launcher.start()
-    launcher.join(90)
+    launcher.join(HANG_S)
     launcher.kill()
     assert launcher.exitcode == 0
     return directory

@@ -909,6 +909,8 @@ for test, fault, members in (
 class TestRepeat(environment()):
     """The environment of which they are mutants passes."""
 
+    step_timeout_s = 60.0
+
 
 @pytest.fixture(autouse=True)
 def _close_trackers():

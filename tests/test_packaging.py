@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.testing.waiting import HANG_S
 from tests.distributions import environment
 from tests.test_layers import LIGHT, imports
 
@@ -28,7 +29,7 @@ HEAVY = ("torch", "ray", "hydra", "omegaconf", "transformers", "numpy", "tensord
 
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -82,7 +83,7 @@ def alone(installed: Path, readers: Path, *arguments: str) -> subprocess.Complet
         cwd=installed,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -140,7 +141,7 @@ def test_wheels_from_tree_and_from_sdist_contain_the_license(project, tmp_path):
     source = tmp_path / "source"
     ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "plugins", "examples", "benchmarks", "outputs")
     shutil.copytree(project, source, ignore=ignored)
-    subprocess.run([sys.executable, "-c", _SDIST, str(tmp_path)], cwd=source, timeout=100, check=True)
+    subprocess.run([sys.executable, "-c", _SDIST, str(tmp_path)], cwd=source, timeout=HANG_S, check=True)
     (sdist,) = tmp_path.glob("*.tar.gz")
     for kind, origin in (("tree", source), ("sdist", sdist)):
         pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / kind), str(origin))
@@ -225,7 +226,7 @@ def test_presets_are_found_in_the_installed_wheel(installed, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
     )
 
@@ -242,7 +243,7 @@ def cpu_seconds(installed: Path, *arguments: str) -> float:
             env=environment(installed),
             cwd=installed,
             stdout=subprocess.DEVNULL,
-            timeout=60,
+            timeout=HANG_S,
             check=True,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -299,7 +300,7 @@ def test_a_run_without_the_engine_says_what_is_missing_and_what_to_type(engine, 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
 

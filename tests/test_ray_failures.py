@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,30 +13,30 @@ from rlcore.controller.group import spawn
 from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import RuntimeConfig, make_runtime
 from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError
+from rlcore.testing.waiting import HANG_S
 from tests.workers import Echo, SlowToStart
 
 
 @pytest.fixture
-def echo():
-    runtime = make_runtime(RuntimeConfig(name="ray", call_timeout_s=2))
+def echo(request):
+    runtime = make_runtime(RuntimeConfig(name="ray", call_timeout_s=request.param))
     runtime.start({"main": PoolConfig(devices_per_node=2, device="cpu")}, {})
     yield spawn(Echo, runtime, role="echo", pool="main")
     runtime.shutdown()
 
 
-def test_a_dead_host_is_said_at_once_and_not_waited_for(echo):
-    start = time.monotonic()
-
+@pytest.mark.parametrize("echo", [HANG_S], indirect=True)
+def test_dead_host_is_reported_before_the_deadline(echo):
     with pytest.raises(HostDied, match="rank 1 of pool 'main' died"):
         echo.die(rank=1)
 
-    assert time.monotonic() - start < 10
     with pytest.raises(HostDied):
         echo.who("still there?")
 
 
+@pytest.mark.parametrize("echo", [5], indirect=True)
 def test_a_deadline_shows_the_stack_of_the_stuck_rank(echo):
-    with pytest.raises(DeadlineExceeded, match=r"echo.hang did not end within 2 s; waiting for 2 ranks") as raised:
+    with pytest.raises(DeadlineExceeded, match=r"echo.hang did not end within 5 s; waiting for 2 ranks") as raised:
         echo.hang()
 
     assert "in hang" in str(raised.value)

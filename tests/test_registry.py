@@ -22,6 +22,7 @@ from rlcore.registry.errors import (
     PluginProtocolError,
 )
 from rlcore.registry.resolve import is_compatible
+from rlcore.testing.waiting import HANG_S
 from tests.distributions import REWARD, environment, plant, write_module
 
 
@@ -394,7 +395,7 @@ def test_hash_seed_and_path_order_change_nothing(tmp_path):
             env=environment(*order, PYTHONHASHSEED=str(seed)),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_S,
             check=True,
         )
         outputs.add(done.stdout)

@@ -14,6 +14,7 @@ from rlcore.rewards.match import GSM8K, ExactMatch, NumberMatch, Regex, last_num
 from rlcore.rewards.math import Math
 from rlcore.rewards.pipeline import Outcome, Part, combine, settle
 from rlcore.rewards.sorted_digits import sorted_digits
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Mean
 
 
@@ -157,7 +158,7 @@ def test_math_works_outside_the_main_thread():
     thread = threading.Thread(target=lambda: scores.append(make(Math)("$4$", answer="4")))
 
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=HANG_S)
 
     assert scores == [1.0]
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from rlcore.controller.ray_runtime import _signals_kept
+from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.signals import Signals
 
 ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
@@ -34,7 +35,7 @@ class InFinaliser:
 def test_an_end_that_a_finaliser_dropped_comes_again_without_a_traceback(signals, capsys, number):
     with pytest.raises(ENDS[number]):  # noqa: PT012
         InFinaliser(number)
-        time.sleep(10)
+        time.sleep(HANG_S)
     assert signals.asked == number
     assert capsys.readouterr().err == ""
 
@@ -44,7 +45,7 @@ def test_a_second_interrupt_in_steps_that_a_finaliser_dropped_ends_the_run_at_on
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         InFinaliser(signal.SIGINT)
-        time.sleep(10)
+        time.sleep(HANG_S)
 
 
 def test_other_exceptions_of_a_finaliser_are_shown_as_before(signals, monkeypatch):

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rlcore.errors import UserError
 from rlcore.protocols.tracker import RunInfo, SampleRecord
+from rlcore.testing.waiting import HANG_S
 from rlcore.trackers import display
 from rlcore.trackers.console import ConsoleConfig, ConsoleTracker
 from rlcore.trackers.display import State, duration, line, shorten, sparkline, thousands
@@ -488,7 +489,7 @@ def wandb_process(directory, mode):
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from rlcore.cli.train import run as train
 from rlcore.errors import ConfigError, RunError
 from rlcore.testing.runs import metrics, small_run
+from rlcore.testing.waiting import HANG_S, wait_until
 
 FAULTS = Path(__file__).with_name("faults.py")
 
@@ -181,10 +181,10 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
     train(small_run(tmp_path / "whole", *more[:2], steps=6), dry_run=False)
     arguments = small_run(tmp_path / "cut", *more, steps=6)
     killed = command(*arguments)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=HANG_S)
     assert killed.returncode == -signal.SIGKILL
     done = command(*arguments, RLCORE_TEST_RESUMED="1")
-    output, _ = done.communicate(timeout=60)
+    output, _ = done.communicate(timeout=HANG_S)
     assert done.returncode == 0, output
     assert "resumes at step" in output
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
@@ -194,7 +194,7 @@ def test_a_dead_host_ends_the_run_and_says_who_died(tmp_path):
     mark = uuid.uuid4().hex
     arguments = small_run(tmp_path, "runtime=ray", "algorithm.minibatches=1", f"backend={FAULTS}:DiesInStep", steps=6)
     process = command(*arguments, mark=mark)
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "the host of rank 0 of pool 'main' died" in output
     assert marked(mark) == []
@@ -211,10 +211,10 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
         "from rlcore.cli import main; sys.exit(main(sys.argv[2:]))"
     )
     arguments = ["train", *small_run(tmp_path, "checkpoint.every_steps=1", steps=2)]
-    assert subprocess.run([sys.executable, "-m", "rlcore", *arguments], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-m", "rlcore", *arguments], timeout=HANG_S, check=False).returncode == 0
     more = [item if not item.startswith("trainer.steps") else "trainer.steps=3" for item in arguments]
     full = subprocess.run(
-        [sys.executable, "-c", limited, "300000", *more], timeout=60, capture_output=True, text=True, check=False
+        [sys.executable, "-c", limited, "300000", *more], timeout=HANG_S, capture_output=True, text=True, check=False
     )
     assert full.returncode == 1
     assert "checkpoint of step 3 could not be written" in full.stderr
@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
     names = sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir())
     assert names == ["step_000001", "step_000002"]
     again = subprocess.run(
-        [sys.executable, "-m", "rlcore", *more], timeout=60, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "rlcore", *more], timeout=HANG_S, capture_output=True, text=True, check=False
     )
     assert again.returncode == 0
     assert "resumes at step 2" in again.stdout
@@ -242,7 +242,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_process_left(tmp_path, run
     process = command(*small_run(tmp_path, f"runtime={runtime}", steps=100000), mark=mark)
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 3)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == (130 if number == signal.SIGINT else 0), output
     assert len(list((tmp_path / "r" / "checkpoints").glob("step_*"))) == 1
     assert marked(mark) == []
@@ -256,7 +256,7 @@ def test_a_second_interrupt_abandons_the_step(tmp_path):
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 1)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert marked(mark) == []
 
@@ -266,7 +266,7 @@ def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started
     process = command(*small_run(tmp_path, "runtime=ray", "trackers=[console,jsonl]", steps=100000), mark=mark)
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", -1)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, output
     began = re.search(r"^step +[01]/", output, re.MULTILINE)  # on a slow machine the steps may have begun
     assert "ended early: interrupted" in output or (began and "stopped early" in output), output
@@ -281,7 +281,7 @@ def test_two_runs_never_share_a_directory(tmp_path):
     with pytest.raises(ConfigError, match=rf"another process trains in {tmp_path}/r\n.*run.name=NAME"):
         train(small_run(tmp_path), dry_run=False)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     train(small_run(tmp_path, steps=1), dry_run=False)
     assert len(metrics(tmp_path)) == 2
 
@@ -303,16 +303,8 @@ def test_a_checkpoint_that_stayed_on_another_node_is_not_counted(tmp_path):
 
 
 def _wait_until_gone(mark: str) -> None:
-    deadline = time.monotonic() + 120  # Ray's own agents may take a minute to see that their node is gone
-    while marked(mark) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark))  # Ray's own agents may take a minute to see that their node is gone
 
 
 def _wait_for_steps(path: Path, steps: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if path.exists() and len(path.read_text().splitlines()) > steps:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no {steps} steps in 60 s")
+    wait_until(lambda: path.exists() and len(path.read_text().splitlines()) > steps)

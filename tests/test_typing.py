@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.testing.waiting import HANG_S
+
 FOLDER = Path(__file__).parent / "typing"
 _EXPECTED = re.compile(r"# error: ([a-z-]+)$")
 _REPORTED = re.compile(r"^\S+?:(\d+): error: .* \[([a-z-]+)\]$", re.M)
@@ -19,7 +21,7 @@ def test_mypy_reports_the_marked_lines_and_no_others(path):
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"]
 
     finished = subprocess.run(
-        [*command, str(path)], cwd=FOLDER.parents[1], capture_output=True, text=True, timeout=600, check=False
+        [*command, str(path)], cwd=FOLDER.parents[1], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
     reported = {(int(number), code) for number, code in _REPORTED.findall(finished.stdout)}

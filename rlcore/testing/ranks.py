@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from rlcore.testing.waiting import HANG_S
+
 _PRELOADED = ("torch.distributed.checkpoint", "transformers.models.llama.modeling_llama", "rlcore.backends.local")
 
 
@@ -23,7 +25,7 @@ def start_ranks(
     directory: Path,
     *args: Any,
     preload: Sequence[str] = (),
-    timeout_s: float = 90.0,
+    timeout_s: float = HANG_S,
 ) -> list[BaseProcess]:
     """Processes that run function(rank, world, directory, *args) and write its result to directory/rank.json.
 
@@ -49,7 +51,7 @@ def run_ranks(
     directory: Path,
     *args: Any,
     preload: Sequence[str] = (),
-    timeout_s: float = 90.0,
+    timeout_s: float = HANG_S,
 ) -> list[Any]:
     """Their results, which must be JSON, in order of rank; the first failure of a rank ends all of them."""
     ranks = start_ranks(world, function, directory, *args, preload=preload, timeout_s=timeout_s)
@@ -65,7 +67,7 @@ def run_ranks(
     finally:
         for process in ranks:
             process.kill()
-            process.join(5)
+            process.join(HANG_S)
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -19,9 +19,8 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.testing.expect import allowed, equal, raises, well_spelt
 from rlcore.testing.model import UsesModel, plain_model
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sample, Sampling
-
-_DEADLINE_S = 60.0
 
 
 class RolloutContract(UsesModel):
@@ -121,7 +120,7 @@ class RolloutContract(UsesModel):
             await anext(stream)
             await stream.aclose()
 
-        asyncio.run(asyncio.wait_for(first_only(), _DEADLINE_S))
+        asyncio.run(asyncio.wait_for(first_only(), HANG_S))
         found = sorted(sample.request_id for sample in run(engine, [request(70), request(71)]))
         equal(found, [70, 71], "after an abort the next call must get its own samples only")
 
@@ -135,7 +134,7 @@ class RolloutContract(UsesModel):
 
         rule = "environments ask for the next turn while other calls of generate() go on; each gets what it asked for"
         with allowed(rule):
-            found = asyncio.run(asyncio.wait_for(overlap(), _DEADLINE_S))
+            found = asyncio.run(asyncio.wait_for(overlap(), HANG_S))
         equal(found, [[10, 11, 12], [20, 21, 22]], rule)
 
     def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(self, engine: Rollout, model_path: str) -> None:
@@ -227,7 +226,7 @@ def run(engine: Rollout, requests: Sequence[Request], seen: list[Sample] | None 
         async for sample in engine.generate(requests):
             found.append(sample)
 
-    asyncio.run(asyncio.wait_for(drain(), _DEADLINE_S))
+    asyncio.run(asyncio.wait_for(drain(), HANG_S))
     return found
 
 

@@ -37,6 +37,7 @@ from rlcore.registry import resolve
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing import FakeConfig, FakeRollout
 from rlcore.testing.model import small_model
+from rlcore.testing.waiting import HANG_S
 
 TEMPLATE = (
     "{% if tools %}tools {% for tool in tools %}{{ tool.function.name }} {% endfor %}\n{% endif %}"
@@ -94,13 +95,13 @@ class Counts:
             case "raises":
                 raise ValueError("no such door")
             case "waits":
-                await asyncio.sleep(60)
+                await asyncio.sleep(2 * HANG_S)
             case "swallows":
-                await stubborn(3.0)
+                await stubborn(15.0)
             case "cancels itself":
                 raise asyncio.CancelledError
             case "blocks":
-                time.sleep(1.5)
+                time.sleep(15.0)
             case "exits":
                 raise SystemExit(3)
             case "tuple":
@@ -119,7 +120,7 @@ class Counts:
         if self.fault == "close":
             raise OSError("still open")
         if self.fault == "swallows in close":
-            await stubborn(3.0)
+            await stubborn(15.0)
 
 
 async def stubborn(seconds, until=lambda: False):
@@ -160,7 +161,7 @@ def play(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_respo
     options = EpisodeOptions(
         environment=resolve("environment", environment).spec,
         settings=b"",
-        limits=limits or EpisodeConfig(step_timeout_s=5.0),
+        limits=limits or EpisodeConfig(step_timeout_s=HANG_S),
         context_length=128,
     )
     rows = [{"prompt": "?", "prompt_id": i} for i in range(num)]
@@ -301,7 +302,7 @@ FAULTS = [
     ("silent", ERROR, r"in turn 2 of prompt 2: step gave no message, and is not done"),
     ("assistant", ERROR, r"in turn 2 of prompt 2: step ends with a message of the assistant"),
     ("close", ERROR, r"in close of prompt 2: OSError: still open"),
-    ("waits", TIMEOUT, r"in turn 2 of prompt 2: no answer within 0.6 s"),
+    ("waits", TIMEOUT, r"in turn 2 of prompt 2: no answer within 3 s"),
     ("cancels itself", ERROR, r"in turn 2 of prompt 2: RuntimeError: CancelledError"),
     ("swallows", TIMEOUT, r"in turn 2 of prompt 2: it does not end when it is cancelled: let asyncio.CancelledError"),
     ("swallows in close", ERROR, r"in close of prompt 2: it does not end when it is cancelled: let asyncio.Cancelled"),
@@ -313,10 +314,8 @@ FAULTS = [
 def test_a_fault_costs_its_own_episode_and_is_told_with_its_row(fake, tokenizer, fault, end, text):
     import re
 
-    started = time.monotonic()
-    episodes = play(fake, tokenizer, fault=fault, prompt=2, limits=EpisodeConfig(step_timeout_s=0.6))
+    episodes = play(fake, tokenizer, fault=fault, prompt=2, limits=EpisodeConfig(step_timeout_s=3.0))
 
-    assert time.monotonic() - started < 10
     assert [it.end for it in episodes] == [DONE, DONE, end, DONE]
     assert [bool(it.error) for it in episodes] == [False, False, True, False]
     assert re.match(rf"environment 'Counts' {text}", episodes[2].error), episodes[2].error
@@ -391,26 +390,22 @@ def test_environments_that_block_again_and_again_end_the_step(fake, tokenizer, m
 
 
 def test_a_slow_environment_does_not_hold_the_others(fake, tokenizer):
-    ended = {}
-
     class Slow(Counts):
         async def step(self, completion):
-            if self.prompt_id == 0:
-                await asyncio.sleep(1.0)
+            while self.prompt_id == 0 and len(self.closed) < 3:
+                await asyncio.sleep(0.01)
             return await super().step(completion)
 
-        async def close(self):
-            ended[self.prompt_id] = time.monotonic()
+    episodes = play(fake, tokenizer, environment=Slow)
 
-    play(fake, tokenizer, environment=Slow)
-
-    assert max(ended[i] for i in (1, 2, 3)) < ended[0] - 2.0
+    assert [it.end for it in episodes] == [DONE] * 4
+    assert Counts.closed[-1] == 0
 
 
 def test_what_had_not_begun_in_a_blocked_thread_is_done_in_the_next():
     async def several():
         async def block():
-            time.sleep(1.0)
+            time.sleep(5.0)
 
         async def answer():
             return 7
@@ -428,20 +423,24 @@ def test_what_had_not_begun_in_a_blocked_thread_is_done_in_the_next():
 
 
 def test_a_call_that_never_ends_holds_neither_its_caller_nor_the_end_of_the_step():
-    release, begun = threading.Event(), time.monotonic()
+    release, ended = threading.Event(), []
+
+    async def never_ends():
+        await stubborn(2 * HANG_S, release.is_set)
+        ended.append("it")
 
     async def several():
         async with Stage(0.3) as stage:
-            calls = [asyncio.create_task(stage.call(lambda: stubborn(60.0, release.is_set))) for _ in range(2)]
-            await asyncio.wait(calls, timeout=5.0)
+            calls = [asyncio.create_task(stage.call(never_ends)) for _ in range(2)]
+            await asyncio.wait(calls, timeout=HANG_S)
             return [task.done() and str(task.exception()) for task in calls]
 
     told = asyncio.run(several())
-    took_s = time.monotonic() - begun
+    held = bool(ended)
     release.set()
 
     assert told == ["it does not end when it is cancelled: let asyncio.CancelledError through"] * 2
-    assert took_s < 5.0
+    assert not held
 
 
 def test_one_request_that_cannot_run_does_not_take_others_with_it(fake):
@@ -498,7 +497,7 @@ def test_a_call_that_is_closed_takes_only_its_own_requests_along(hf):
     async def both():
         closed = hf.generate([request(0), request(1)])
         kept = asyncio.create_task(_all(hf.generate([request(2)])))
-        await asyncio.wait_for(anext(closed), 10)
+        await asyncio.wait_for(anext(closed), HANG_S)
         await closed.aclose()
         return await kept
 

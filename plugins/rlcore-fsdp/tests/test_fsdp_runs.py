@@ -11,6 +11,7 @@ import ray
 
 from rlcore.cli.train import run as train
 from rlcore.testing.runs import metrics, small_run
+from rlcore.testing.waiting import HANG_S
 
 FAULTS = Path(__file__).with_name("fsdp_faults.py")
 UNEVEN = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]
@@ -101,7 +102,7 @@ def command(arguments, **env):
         env={**os.environ, **env},
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -21,6 +21,7 @@ from rlcore.models.load import read_config
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.testing import run_ranks
 from rlcore.testing.training import GENTLE, LENGTHS, column, make_batch, policy_loss, train, whole_weights
+from rlcore.testing.waiting import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -540,7 +541,7 @@ def test_a_plan_does_not_import_megatron_core(path):
         "MegatronBackend.data_parallel(MegatronConfig(), model=model, world_size=2, device='cuda')\n"
         "assert 'megatron' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from rlcore.testing.waiting import HANG_S
+
 
 def pytest_configure(config):
     from rlcore.testing.gpus import hide_gpus
@@ -73,7 +75,7 @@ def score():
     """Outcomes of samples, scored as in a run: in a process of its own."""
     from rlcore.rewards.executor import RewardExecutor, RewardSpec
 
-    def run(target, samples, *, timeout_s=20.0, options=None, **more):
+    def run(target, samples, *, timeout_s=HANG_S, options=None, **more):
         options = {**more, **(options or {})}
         fields = {"prompt": "p", "num_tokens": 3, "finish_reason": "stop"}
         rows = [{**fields, "prompt_id": i, "sample_id": i, **sample} for i, sample in enumerate(samples)]

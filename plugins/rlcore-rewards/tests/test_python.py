@@ -6,7 +6,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from rlcore_rewards.python import Python, PythonConfig, extract
 
 from rlcore.errors import ConfigError, InfrastructureError, SampleError
 from rlcore.testing import RewardContract
+from rlcore.testing.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.skipif(bool(sandbox.supported()), reason=sandbox.supported() or "it is supported")
 SQUARE = "So:\n```python\ndef f(x):\n    return x * x\n```"
@@ -31,7 +31,7 @@ class TestPython(RewardContract):
 
 
 def run(code, tests="assert True", **options):
-    return Python(PythonConfig(**({"timeout_s": 3.0} | options)))(f"```python\n{code}\n```", tests=tests)
+    return Python(PythonConfig(**({"timeout_s": HANG_S} | options)))(f"```python\n{code}\n```", tests=tests)
 
 
 ECHO = [{"input": "4\n", "output": "5"}]
@@ -114,11 +114,9 @@ def test_what_ends_before_its_tests_does_not_pass(code):
     "code", ["while True: pass", "import time; time.sleep(60)", "import threading; threading.Event().wait()"]
 )
 def test_time_runs_out(code):
-    start = time.monotonic()
     found = run(code, timeout_s=0.7)
 
     assert (found.value, found.metrics["timeouts"]) == (0.0, 1.0)
-    assert time.monotonic() - start < 5
 
 
 REFUSED = {
@@ -192,20 +190,18 @@ def test_files_outside_its_directory_stay_as_they_are(code, tmp_path):
 @pytest.mark.parametrize(
     ("each", "count", "limits", "over"),
     [
-        ("time.sleep(60)", 40, {}, 1.0),
+        ("time.sleep(1000)", 40, {}, 1.0),
         ("time.sleep(0.3)", 10, {}, 0.0),
-        ("x = b'1' * 60_000_000; time.sleep(60)", 6, {"memory_mb": 200}, 1.0),
+        ("x = b'1' * 60_000_000; time.sleep(1000)", 6, {"memory_mb": 200}, 1.0),
     ],
     ids=["many", "some", "large"],
 )
 def test_processes_are_bounded_together(each, count, limits, over):
     code = f"import os, time\nfor _ in range({count}):\n    if os.fork() == 0:\n        {each}\n        os._exit(0)\n"
     code += f"for _ in range({count}): os.wait()"
-    start = time.monotonic()
-    found = run(code, timeout_s=8.0, **limits)
+    found = run(code, **limits)
 
     assert (found.value, found.metrics["overruns"], found.metrics["timeouts"]) == (1.0 - over, over, 0.0)
-    assert time.monotonic() - start < 8.0
 
 
 def test_what_a_machine_lacks_is_told(monkeypatch, caplog):
@@ -233,7 +229,7 @@ def test_a_kernel_that_takes_no_filter_is_an_error_and_not_a_wrong_answer(monkey
 
 def test_without_the_filter_the_same_program_opens_a_socket(monkeypatch):
     """The test above would not notice if sockets failed anyway."""
-    plain = subprocess.run([sys.executable, "-c", REFUSED["socket"]], check=False, timeout=20)
+    plain = subprocess.run([sys.executable, "-c", REFUSED["socket"]], check=False, timeout=HANG_S)
 
     assert plain.returncode == 0
 
@@ -255,38 +251,32 @@ def processes(mark):
     return found
 
 
-def gone(mark):
-    deadline = time.monotonic() + 5
-    while (left := processes(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not left
+def wait_until_gone(mark):
+    wait_until(lambda: not processes(mark))
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["the program ends", "the program is ended"])
 def test_children_end_with_the_program(waits):
     mark = f"7{os.getpid()}.{int(waits)}"
     code = f"import subprocess, os\nif os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\nsubprocess.Popen(['sleep', '{mark}'])"
-    code += "\nimport time; time.sleep(60)" if waits else ""
+    code += "\nimport time; time.sleep(1000)" if waits else ""
 
-    run(code, timeout_s=1.0)
+    run(code, timeout_s=5.0)
 
-    assert gone(mark)
+    wait_until_gone(mark)
 
 
 def test_when_the_reward_process_is_killed_the_program_and_its_children_end(tmp_path):
     mark = f"8{os.getpid()}.5"
-    code = f"import subprocess, time; subprocess.Popen(['sleep', '{mark}']); time.sleep(60)"
-    source = f"from rlcore_rewards.python import *\nPython(PythonConfig(timeout_s=50))({code!r}, tests='')"
+    code = f"import subprocess, time; subprocess.Popen(['sleep', '{mark}']); time.sleep(1000)"
+    source = f"from rlcore_rewards.python import *\nPython(PythonConfig(timeout_s=1000))({code!r}, tests='')"
     reward = subprocess.Popen([sys.executable, "-c", source], env={**os.environ, "TMPDIR": str(tmp_path)})
-    deadline = time.monotonic() + 30
-    while len(processes(mark)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes(mark)
+    wait_until(lambda: len(processes(mark)) >= 2)
 
     reward.kill()
-    reward.wait(timeout=10)
+    reward.wait(timeout=HANG_S)
 
-    assert gone(mark)
+    wait_until_gone(mark)
 
 
 @pytest.mark.parametrize("tests", [[], [3], [{"input": "x"}], None])

@@ -9,6 +9,7 @@ import pytest
 
 from rlcore.errors import ConfigError
 from rlcore.testing import RewardContract
+from rlcore.testing.waiting import HANG_S
 
 REMOTE = "rlcore_rewards.remote:Remote"
 JUDGE = "rlcore_rewards.judge:Judge"
@@ -161,7 +162,7 @@ def test_a_fault_while_sending_reaches_every_sample_of_the_batch(monkeypatch):
 
     async def ask():
         asked = [remote(completion="x", prompt="p", num_tokens=1, finish_reason="stop") for _ in range(2)]
-        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), HANG_S)
 
     assert [str(error) for error in asyncio.run(ask())] == ["no memory"] * 2
 

@@ -14,6 +14,7 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing.rollout import request, run, weights
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 
 TOLERANCE = 5e-3
@@ -150,7 +151,7 @@ class TestWeightsMeanwhile:
         llama.load_weights(iter(weights(tiny_llama)), 10)
         asked = [_long(i, tokens=3 if i == 0 else 120) for i in range(4)]
         with changed(llama, pause=pause):
-            samples = asyncio.run(asyncio.wait_for(_load_after_first(llama, asked, scaled(tiny_llama, 1.3)), 60))
+            samples = asyncio.run(asyncio.wait_for(_load_after_first(llama, asked, scaled(tiny_llama, 1.3)), HANG_S))
 
             later = run(llama, [_long(i, tokens=5) for i in range(4)])
         for sample in later:  # with the same prompts: nothing of them may have been kept
@@ -185,7 +186,7 @@ class TestWeightsMeanwhile:
             with pytest.raises(InfrastructureError, match="no whole set of weights"):
                 await anext(stream)
 
-        asyncio.run(asyncio.wait_for(go(), 60))
+        asyncio.run(asyncio.wait_for(go(), HANG_S))
         llama.load_weights(iter(weights(tiny_llama)), 13)
         assert {sample.policy_version for sample in run(llama, [request(0)])} == {13}
 
@@ -295,7 +296,7 @@ def test_an_environment_without_sglang_is_named_with_the_line_to_type(small_mode
     import subprocess
     import sys
 
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=HANG_S)
     python = str(tmp_path / "bare" / "bin" / "python")
     with pytest.raises(UserError) as caught:
         make(small_model, python=python)

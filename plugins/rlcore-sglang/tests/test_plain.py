@@ -24,6 +24,7 @@ from rlcore.errors import ConfigError, InfrastructureError, NumericalError, Samp
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.checks import Limits
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 
 LIMITS = Limits(vocab_size=32, context_length=64, end_ids=(1,))
@@ -391,5 +392,5 @@ def test_a_scheduler_that_lost_another_one_is_told_with_what_came_before():
 
 def test_to_choose_the_plugin_imports_neither_sglang_nor_torch():
     code = "import sys, rlcore_sglang; print([name for name in ('sglang', 'transformers') if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert found.stdout.strip() == "[]"

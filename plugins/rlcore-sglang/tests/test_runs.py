@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import rlcore_sglang
 
+from rlcore.testing.waiting import HANG_S
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONTROLLER = Path(os.environ.get("RLCORE_CONTROLLER_PYTHON", REPOSITORY / ".venv" / "bin" / "python"))
 """Python of an environment with rlcore and without SGLang; it finds this plugin, which needs no more, by PYTHONPATH."""
@@ -25,7 +27,7 @@ def train(python, directory, *settings, length=TWO_STEPS):
     command += [f"run.directory={directory}", "run.name=run"]
     path = {"PYTHONPATH": str(Path(rlcore_sglang.__file__).parents[1])} if python == CONTROLLER else {}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=400, cwd=directory, env={**os.environ, **path}
+        command, capture_output=True, text=True, timeout=HANG_S, cwd=directory, env={**os.environ, **path}
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = (Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()

@@ -27,8 +27,10 @@ from rlcore.rollouts import http
 from rlcore.rollouts.checks import read_limits
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import request, run, tokens, weights
+from rlcore.testing.waiting import HANG_S
 
-_START_S = 110.0
+_GRACE_S = 20.0
+"""Seconds that a server has to end before it is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +75,10 @@ def serving(module, directory, ready="/model_info"):
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:
-            server.wait(20)
+            server.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
-            server.wait(10)
+            server.wait(HANG_S)
 
 
 def _free_port():
@@ -86,15 +88,15 @@ def _free_port():
 
 
 def _wait(address, server, log):
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         assert server.poll() is None, log.read_text()[-3000:]
         try:
-            with urllib.request.urlopen(address, timeout=5):
+            with urllib.request.urlopen(address, timeout=HANG_S):
                 return
         except OSError:
             time.sleep(0.5)
-    raise AssertionError(f"no server after {_START_S:g} s:\n{log.read_text()[-3000:]}")
+    raise AssertionError(f"no server after {HANG_S:g} s:\n{log.read_text()[-3000:]}")
 
 
 def _client(url, model, **options):
@@ -211,7 +213,7 @@ class TestRouter:
                 rank.load_weights(iter(scaled(small_model, 1.2)), 6)
             return samples + [sample async for sample in stream]
 
-        samples = asyncio.run(asyncio.wait_for(go(), 60))
+        samples = asyncio.run(asyncio.wait_for(go(), HANG_S))
 
         assert sorted(sample.request_id for sample in samples) == list(range(64))
         for sample in samples:

@@ -18,6 +18,7 @@ from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing.assets import assets, each_assets  # noqa: F401
 from rlcore.testing.model import small_model as make_small_model
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 
 _PLUGIN = str(Path(__file__).parent / "async_scheduling")
@@ -85,7 +86,7 @@ async def interrupted(engine, asked, new_weights):
 
 def run(engine, requests):
     """Samples by request id."""
-    return asyncio.run(asyncio.wait_for(collect(engine, requests), 60))
+    return asyncio.run(asyncio.wait_for(collect(engine, requests), HANG_S))
 
 
 def tokens(samples):

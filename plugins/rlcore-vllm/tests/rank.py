@@ -14,11 +14,16 @@ from test_equals_hf import PROMPTS, changed_weights
 
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.testing.waiting import HANG_S
 
 
 def main(rank, world_size, tensor_parallel, model, directory):
     dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+        "gloo",
+        init_method=f"file://{directory}/store",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=HANG_S),
     )
     engine = VLLMRollout(
         VLLMConfig(tensor_parallel=tensor_parallel, max_batch_size=16),

@@ -12,6 +12,7 @@ from models import flattened, save_tiny, teacher_forced
 from rlcore.errors import InfrastructureError, ModelError, NumericalError
 from rlcore.models.load import load_model
 from rlcore.testing.rollout import weights
+from rlcore.testing.waiting import HANG_S
 
 pytestmark = pytest.mark.usefixtures("scheduling")
 PROMPT = list(range(4, 40))
@@ -156,7 +157,7 @@ def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhi
         assert not task.done(), "it must not go on before it may"
         for action in (engine.resume, engine.resume):
             action()
-        return await asyncio.wait_for(task, 30)
+        return await asyncio.wait_for(task, HANG_S)
 
     sample = asyncio.run(paused())[0]
 
@@ -183,7 +184,7 @@ def test_half_an_update_in_the_middle_of_a_response_ends_it(engine, model, num_w
         with pytest.raises(InfrastructureError, match="no whole set of weights"):
             await first
 
-    asyncio.run(asyncio.wait_for(generate(), 30))
+    asyncio.run(asyncio.wait_for(generate(), HANG_S))
     assert engine._engine._engine.get_num_unfinished_requests() == 0
 
 
@@ -196,7 +197,7 @@ def test_half_an_update_between_two_samples_that_were_finished_together_keeps_th
         with pytest.raises(InfrastructureError, match="no whole set of weights"):
             await anext(stream)
 
-    asyncio.run(asyncio.wait_for(generate(), 30))
+    asyncio.run(asyncio.wait_for(generate(), HANG_S))
 
 
 @pytest.mark.parametrize(("action", "text"), [("sleep", "sleeps"), ("close", "is closed")])
@@ -212,7 +213,7 @@ def test_an_engine_that_sleeps_or_is_closed_in_the_middle_of_a_response_ends_it(
             await first
 
     try:
-        asyncio.run(asyncio.wait_for(generate(), 30))
+        asyncio.run(asyncio.wait_for(generate(), HANG_S))
     finally:
         engine.close()
 
@@ -266,7 +267,7 @@ def test_calls_that_overlap_get_their_own_samples(engine):
 
         return await asyncio.gather(collect(first), collect(second))
 
-    found = asyncio.run(asyncio.wait_for(both(), 30))
+    found = asyncio.run(asyncio.wait_for(both(), HANG_S))
 
     assert [tokens(part) for part in found] == [tokens(run(engine, first)), tokens(run(engine, second))]
 

@@ -26,12 +26,12 @@ from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.dispatch import Call
 from rlcore.registry import resolve
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Sampling
 from rlcore.workers.base import Worker
 from rlcore.workers.rollout import RolloutWorker
 
 pytestmark = pytest.mark.slow
-_SOON_S = 15.0
 
 
 class Trained(Worker):
@@ -88,17 +88,15 @@ class Known(RolloutWorker):
 
 @pytest.fixture
 def killed(small_model, tmp_path, monkeypatch):
-    """`killed(phase)`: makes the engine, lets it do something, kills its process meanwhile; returns the seconds it took
-    from then until the error."""
+    """`killed(phase)`: makes the engine, lets it do something, and kills its process meanwhile."""
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
-    runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=120, call_timeout_s=120))
-    pid_file, when = tmp_path / "pid", []
+    runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=HANG_S, call_timeout_s=HANG_S))
+    pid_file = tmp_path / "pid"
 
     def kill(after_s):
         while not pid_file.exists() or not pid_file.read_text():
             time.sleep(0.02)
         time.sleep(after_s)
-        when.append(time.monotonic())
         os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
     def make():
@@ -118,7 +116,6 @@ def killed(small_model, tmp_path, monkeypatch):
         with pytest.raises(HostDied, match="the host of rank 0 of pool 'main' died"):
             make() if engine is None else phase(engine)
         killer.join()
-        return time.monotonic() - when[0]
 
     yield killed
     runtime.shutdown()
@@ -140,15 +137,15 @@ def load(engine):
 @pytest.mark.parametrize(
     ("phase", "after_s"), [("start", 2.0), (generate, 1.5), (load, 1.0)], ids=["start", "generate", "load"]
 )
-def test_an_engine_that_is_killed_is_said_at_once(killed, phase, after_s):
-    assert killed(phase, after_s) < _SOON_S
+def test_killed_engine_is_a_dead_host_before_the_deadline(killed, phase, after_s):
+    killed(phase, after_s)
 
 
 @pytest.mark.parametrize(("accident", "error"), [("fail", ValueError), ("die", HostDied)])
 def test_no_engine_serves_a_version_that_another_did_not_get(accident, error, small_model, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
     ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.ERROR)
-    runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=300, call_timeout_s=120))
+    runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=HANG_S, call_timeout_s=HANG_S))
     try:
         runtime.start({"main": PoolConfig(device="cpu", devices_per_node=2)}, {})
         source = spawn(Trained, runtime, role="actor", pool="main", options={"path": small_model})
@@ -167,7 +164,7 @@ def test_no_engine_serves_a_version_that_another_did_not_get(accident, error, sm
 
         call = Call((some_prompts(), Sampling(max_response_tokens=4), 1))  # to the engine that got them
         with pytest.raises(InfrastructureError, match=r"no whole set of weights: .*\nLoad them again"):
-            runtime.wait([runtime.submit("main", 0, "call", "rollout", "generate", call)], "generate", 60)
+            runtime.wait([runtime.submit("main", 0, "call", "rollout", "generate", call)], "generate", HANG_S)
         if accident == "fail":
             engines.will("")
             way.send(3)

@@ -10,6 +10,8 @@ from conftest import make_hf, requests_of, run, tokens
 from models import save_tiny
 from test_equals_hf import PROMPTS, changed_weights
 
+from rlcore.testing.waiting import HANG_S
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduling")]
 
 
@@ -21,7 +23,7 @@ def test_two_ranks_draw_what_hf_draws_before_and_after_new_weights(tensor_parall
         subprocess.Popen([*command, str(rank), "2", str(tensor_parallel), model, str(tmp_path)]) for rank in range(2)
     ]
     try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+        assert [process.wait(timeout=HANG_S) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()

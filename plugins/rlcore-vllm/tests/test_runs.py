@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
+from rlcore.testing.waiting import HANG_S
+
 pytestmark = pytest.mark.slow
 
 
 def train(directory, *settings):
     """The metrics of each step, and what was printed."""
     command = [sys.executable, "-m", "rlcore", "train", "rollout=vllm", f"run.directory={directory}", "run.name=run"]
-    done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=240, env={**os.environ})
+    done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=HANG_S, env={**os.environ})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
 

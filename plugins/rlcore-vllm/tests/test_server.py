@@ -22,9 +22,9 @@ from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.http import Server
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import weights
+from rlcore.testing.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
-_START_S = 180
 
 
 def start(model, log):
@@ -35,7 +35,7 @@ def start(model, log):
     command = [sys.executable, "-m", "rlcore_vllm.serve", model, "--port", str(port), "--max-batch-size", "32"]
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_S
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + HANG_S
     while True:
         try:
             Server(url, "vLLM", 2.0).call("GET", "/v1/models")
@@ -50,7 +50,7 @@ def start(model, log):
 def end(process):
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)  # its engine is a child in the same session
-    process.wait(timeout=10)
+    process.wait(timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def mortal(small_model, tmp_path):
 
 
 def connect(model, url, **config):
-    config = VLLMConfig(**({"url": url, "timeout_s": 20.0, "max_batch_size": 16} | config))
+    config = VLLMConfig(**({"url": url, "timeout_s": HANG_S, "max_batch_size": 16} | config))
     return VLLMRollout(config, model=ModelConfig(path=model), context=RolloutContext())
 
 
@@ -210,8 +210,8 @@ def test_requests_in_flight_are_answered_when_an_update_fails(server, small_mode
         with pytest.raises(ValueError, match="out of luck"):
             engine.load_weights(failing(), 5)
         with pytest.raises(InfrastructureError, match="no whole set of weights"):
-            await asyncio.wait_for(ours, 10)
-        return await asyncio.wait_for(theirs, 10)
+            await asyncio.wait_for(ours, HANG_S)
+        return await asyncio.wait_for(theirs, HANG_S)
 
     try:
         assert asyncio.run(go())["choices"][0]["finish_reason"] == "abort"
@@ -228,7 +228,7 @@ def test_a_directory_for_weights_that_is_not_there_is_named(server, small_model)
 
 
 def test_a_server_with_another_precision_is_refused(server, small_model):
-    config = VLLMConfig(url=server, timeout_s=20.0)
+    config = VLLMConfig(url=server, timeout_s=HANG_S)
     with pytest.raises(ConfigError, match=r"precision float32 instead of bfloat16\n.*--precision bfloat16"):
         VLLMRollout(config, model=ModelConfig(path=small_model, precision="bfloat16"), context=RolloutContext())
 
@@ -259,7 +259,7 @@ def test_a_server_that_was_paused_stays_so_over_an_update(server, small_model):
         await asyncio.sleep(1.0)
         assert not task.done()
         engine.resume()
-        return await asyncio.wait_for(task, 10)
+        return await asyncio.wait_for(task, HANG_S)
 
     assert asyncio.run(paused())[0].policy_version == 8
 
@@ -276,7 +276,7 @@ def test_what_is_in_flight_at_a_server_is_read_again_or_goes_on_in_place(server,
         while not engine._engine._num_in_flight:
             await asyncio.sleep(0)
         engine.load_weights(iter(weights(small_model)), 9)
-        return await asyncio.wait_for(task, 30)
+        return await asyncio.wait_for(task, HANG_S)
 
     samples = asyncio.run(interrupted())
     run(engine, short)
@@ -356,7 +356,7 @@ def test_a_server_killed_while_generating_ends_the_call_at_once(mortal, small_mo
             pass
 
     with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
-        asyncio.run(asyncio.wait_for(generate_and_kill(), 30))
+        asyncio.run(asyncio.wait_for(generate_and_kill(), HANG_S))
 
 
 def test_a_server_killed_while_weights_are_broadcast_is_an_error_and_serves_nothing(mortal, small_model, monkeypatch):
@@ -368,7 +368,7 @@ def test_a_server_killed_while_weights_are_broadcast_is_an_error_and_serves_noth
         pairs = weights(small_model)
         yield from pairs[:6]
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(HANG_S)
         yield from pairs[6:]
 
     monkeypatch.setattr(server_module, "_MB", 100)

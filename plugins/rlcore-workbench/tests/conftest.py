@@ -12,6 +12,8 @@ os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
 
 import pytest
 
+from rlcore.testing.waiting import HANG_S
+
 
 def pytest_configure(config):
     from rlcore.testing.gpus import hide_gpus
@@ -30,7 +32,7 @@ def rlcore():
             env={**os.environ, **variables},
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=HANG_S,
             check=False,
         )
 

@@ -14,6 +14,7 @@ from rlcore_workbench.new_plugin import KINDS, bounds, main, module_name, write
 
 import rlcore as core
 from rlcore.errors import UserError
+from rlcore.testing.waiting import HANG_S
 
 FILES = {".gitignore", "README.md", "pyproject.toml", "tests/test_contract.py"}
 
@@ -91,7 +92,7 @@ def test_the_next_commands_are_printed(tmp_path, capsys):
 
 def run(*command, cwd=None):
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=110, check=False
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
