@@ -13,6 +13,7 @@ from rlcore.controller.pool import PoolConfig
 from rlcore.controller.ray_runtime import _RayHost
 from rlcore.controller.runtime import RuntimeConfig, make_runtime
 from rlcore.errors import CapacityError
+from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import start_roles
 
 
@@ -58,7 +59,7 @@ def test_auto_is_cuda_where_the_cluster_has_gpus_and_the_controller_none(monkeyp
 
     with cluster(monkeypatch, 4, {"main": PoolConfig(), "other": PoolConfig(device="cpu")}) as runtime:
         assert (runtime.device("main"), runtime.device("other")) == ("cuda", "cpu")
-        assert runtime.wait([runtime.submit("main", 0, "device")], "device", 30) == ["cuda:0"]
+        assert runtime.wait([runtime.submit("main", 0, "device")], "device", HANG_S) == ["cuda:0"]
     assert "pools.main.device=auto is cuda: 1 of 1 nodes of the cluster have GPUs" in caplog.text
 
 
@@ -102,4 +103,4 @@ def test_host_takes_its_own_gpu_where_ray_does_not_set_it(monkeypatch):
     with cluster(monkeypatch, 2, {name: PoolConfig(device="cuda") for name in ("a", "b")}) as runtime:
         handles = [runtime.submit(name, 0, "visible") for name in ("a", "b")]
 
-        assert sorted(runtime.wait(handles, "visible", 30)) == ["0", "1"]
+        assert sorted(runtime.wait(handles, "visible", HANG_S)) == ["0", "1"]

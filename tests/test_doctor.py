@@ -159,7 +159,7 @@ def test_each_result_is_printed_as_soon_as_it_is_there(site, capsys, monkeypatch
     def judge(jobs, *_):
         name = jobs[0][2]
         if name == "last-one":
-            assert printed.wait(timeout=30), "the other result is printed while this check still runs"
+            assert printed.wait(timeout=HANG_S), "the other result is printed while this check still runs"
         return [{"status": "ok", "detail": "", "seconds": 0.0}], "", ""
 
     printed, own_print = threading.Event(), print

@@ -15,6 +15,7 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing.families import PLAIN, WINDOW, WINDOWED, make_family
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 from tests.models import log_probs_of, make_backend, make_batch, random_ids
 
@@ -50,7 +51,7 @@ def test_hf_engine_has_the_log_probs_of_the_model_itself(model_type, tmp_path):
     sampling = Sampling(max_response_tokens=2 * WINDOW)
     requests = [Request(request_id=i, prompt_ids=ids, sampling=sampling, seed=1) for i, ids in enumerate(prompts)]
 
-    samples = asyncio.run(asyncio.wait_for(collect(make_engine(str(tmp_path)), requests), 60))
+    samples = asyncio.run(asyncio.wait_for(collect(make_engine(str(tmp_path)), requests), HANG_S))
 
     assert max(len(prompts[sample.request_id]) + len(sample.token_ids) for sample in samples) > 2 * WINDOW
     for sample in samples:

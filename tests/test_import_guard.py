@@ -13,6 +13,7 @@ import pytest
 
 from rlcore.registry import refresh, resolve
 from rlcore.registry.errors import PluginImportError
+from rlcore.testing.waiting import HANG_S
 from tests.distributions import REWARD, environment, plant, rlcore
 
 ENDED = "error: this process ended while {} was being imported"
@@ -51,7 +52,7 @@ def resolve_in_a_process(site: Path, ref: str, **variables: str) -> subprocess.C
         env=environment(site, **variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -71,7 +72,7 @@ def test_os_exit_works_again_after_the_import(site):
 
     assert os._exit is real
     program = "from rlcore import resolve; resolve('reward', 'hostile'); import hostile_one; hostile_one._exit(7)"
-    done = subprocess.run([sys.executable, "-c", program], env=environment(site), timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], env=environment(site), timeout=HANG_S, check=False)
     assert done.returncode == 7, "the name that the plugin kept exits, too"
 
 
@@ -128,7 +129,7 @@ def test_an_import_in_a_thread_is_guarded(site):
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=HANG_S)
 
     assert len(errors) == 1
 

@@ -64,7 +64,7 @@ BUDGETS = {
     "quickstart": 190,
     "surface": 110,
     "cli": 1_020,
-    "testing": 1_700,
+    "testing": 1_760,
 }
 """Package -> most lines of code, without blank lines, comments and docstrings."""
 

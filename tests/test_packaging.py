@@ -159,7 +159,12 @@ def test_license_is_the_unmodified_apache_license():
     )
 
 
-BROUGHT = {"yaml": "omegaconf", "hydra": "hydra-core", "tokenizers": "transformers"}
+BROUGHT = {
+    "huggingface_hub": "transformers",
+    "hydra": "hydra-core",
+    "tokenizers": "transformers",
+    "yaml": "omegaconf",
+}
 """Module -> the requirement that installs it, where the names differ."""
 OF_OTHERS = {"pytest"}
 """`rlcore.testing` is for test suites, and these have it."""

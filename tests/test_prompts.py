@@ -18,6 +18,7 @@ import pytest
 from rlcore.data.files import FileDataset
 from rlcore.data.prompts import PromptBuilder, PromptOptions
 from rlcore.errors import ConfigError, DataError
+from rlcore.testing.waiting import HANG_S
 
 BOS, EOS = 0, 1
 CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + " \n:?.[]"
@@ -495,6 +496,6 @@ def test_prompts_are_rendered_in_another_thread_too():
     thread = threading.Thread(target=lambda: built.append(builder.prepare(Rows({"prompt": "a"}))))
 
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=HANG_S)
 
     assert len(built[0]) == 1

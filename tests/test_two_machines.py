@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.testing.waiting import HANG_S
+
 HERE = Path(__file__).parent
 UNSHARE = ["unshare", "-rnmpf", "--kill-child", "--mount-proc"]
 
@@ -22,7 +24,7 @@ def why_not():
         [*UNSHARE, "bash", HERE / "two_machines.sh", "true", "true"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     return f"network namespaces are not permitted here: {tried.stderr.strip()}" if tried.returncode else ""

@@ -11,6 +11,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlcore.testing.waiting import HANG_S
+
 FIRST, SECOND = "192.168.77.1", "192.168.77.2"
 
 
@@ -109,7 +111,7 @@ def find(name, seconds):
 def ray_start(*arguments):
     options = ["--disable-usage-stats", "--num-cpus=1", "--object-store-memory=100000000"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *arguments]
-    subprocess.run(command, check=True, timeout=100, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=HANG_S, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

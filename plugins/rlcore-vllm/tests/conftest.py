@@ -81,7 +81,7 @@ async def interrupted(engine, asked, new_weights):
     for _ in range(20):
         await asyncio.sleep(0)
     engine.load_weights(iter(new_weights), 7)
-    return await asyncio.wait_for(task, 30)
+    return await asyncio.wait_for(task, HANG_S)
 
 
 def run(engine, requests):

@@ -231,7 +231,7 @@ def test_an_engine_that_slept_and_woke_in_the_middle_of_a_response_ends_it(model
             await first
 
     try:
-        asyncio.run(asyncio.wait_for(generate(), 30))
+        asyncio.run(asyncio.wait_for(generate(), HANG_S))
     finally:
         engine.close()
 

@@ -307,7 +307,7 @@ def test_every_token_from_a_server_is_labelled_with_the_weights_that_drew_it(ser
 
     for _ in range(10):  # a busy machine may see the first sample when all have finished
         engine.load_weights(iter(weights(llama)), 0)
-        samples = asyncio.run(asyncio.wait_for(updated_after_the_first(), 60))
+        samples = asyncio.run(asyncio.wait_for(updated_after_the_first(), HANG_S))
         cut = [sample for sample in samples if sample.token_versions]
         if cut:
             break
