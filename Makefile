@@ -67,7 +67,7 @@ test-gpu:
 	done; \
 	echo "report: $(GPU_REPORT)"; exit $$failed
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.plugins
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
