@@ -78,7 +78,7 @@ def test_the_last_answer_is_learned_as_the_template_renders_it(tokenizer, row, o
     prepared = prepare(tokenizer, row, **options)
 
     (sample,) = samples_of(tokenizer, prepared, ["response"])
-    assert sample == ("<|im_start|> user\nWho?<|im_end|> \n<|im_start|> assistant\n", "Lily.<|im_end|>")
+    assert sample == ("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n", "Lily.<|im_end|>")
 
 
 def test_earlier_answers_and_the_system_message_are_the_prompt(tokenizer):
@@ -101,7 +101,7 @@ def test_earlier_answers_and_the_system_message_are_the_prompt(tokenizer):
 def test_pairs_of_conversations_are_a_prompt_and_two_responses(tokenizer, row):
     prepared = prepare(tokenizer, row, responses=("chosen", "rejected"))
 
-    asked = "<|im_start|> user\nWho?<|im_end|> \n<|im_start|> assistant\n"
+    asked = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
     assert samples_of(tokenizer, prepared, ["chosen", "rejected"]) == [
         (asked, "Lily.<|im_end|>"),
         (asked, "Tom.<|im_end|>"),

@@ -285,8 +285,12 @@ def test_keyboard_interrupt_raised_by_a_reward_is_an_error_with_its_place(spec, 
 
 
 def test_ctrl_c_ends_an_inline_executor(spec):
-    with pytest.raises(KeyboardInterrupt):
-        score([spec("interrupts")], samples("a"), num_processes=0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores ctrl-C
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            score([spec("interrupts")], samples("a"), num_processes=0)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_exit_code_of_a_process_that_ended_by_itself_is_reported(spec):

@@ -31,6 +31,6 @@ def test_log_probs_of_every_turn_are_those_of_the_trainer(tmp_path_factory, pack
         ids = torch.tensor(episode.token_ids)
         with torch.no_grad():
             scores = plain_model(path)(ids[None]).logits[0, :-1].log_softmax(-1)
-        mask = torch.tensor(episode.mask)[1:]
+        mask = torch.tensor(episode.loss_mask)[1:]
         wanted = scores.gather(1, ids[1:, None]).squeeze(1)[mask]
-        torch.testing.assert_close(torch.tensor(episode.log_probs)[1:][mask], wanted, atol=2e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(episode.log_probs), wanted, atol=2e-5, rtol=0)

@@ -504,6 +504,8 @@ def test_grid_selects_its_gpu_before_a_mesh_guesses_one(monkeypatch):
     )
     monkeypatch.setattr("torch.cuda.set_device", selected.append)
     monkeypatch.setattr("torch.distributed.device_mesh._get_device_handle", lambda kind: handle)
+    if dist.is_initialized():  # by a backend of another test
+        dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         make_grid(FSDPConfig(), BackendContext(device="cuda:0"))
