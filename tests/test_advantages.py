@@ -1,4 +1,4 @@
-"""Advantages: hand-worked tables, a loop that says the same in float64, and what must not change them."""
+"""Advantages: hand-worked tables, comparison with loops in float64, and invariants."""
 
 import math
 from itertools import pairwise
@@ -17,7 +17,7 @@ def doubles(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-# Quarters: sums and shifts are exact, and no spread is so small that the 1e-6 in the divisor shows.
+# Multiples of 1/4: sums and shifts are exact, and a standard deviation is 0 or much larger than the eps of 1e-6.
 rewards_in_groups = st.lists(
     st.lists(st.integers(-20, 20).map(lambda n: n / 4), min_size=1, max_size=6), min_size=1, max_size=5
 )
@@ -45,7 +45,7 @@ def test_mean_and_variance_of_groups_that_are_not_adjacent():
         # mean 2; (4 + 1 + 9) / 2 = 7
         pytest.param([0, 1, 5], True, [-2 / math.sqrt(7), -1 / math.sqrt(7), 3 / math.sqrt(7)]),
         pytest.param([0, 1, 5], False, [-2.0, -1.0, 3.0]),
-        # two rewards are one standard deviation of sqrt(2) · half their distance apart, whatever they are
+        # the standard deviation of two rewards is their distance / sqrt(2), so the advantages are always ±1/sqrt(2)
         pytest.param([3, 11], True, [-1 / math.sqrt(2), 1 / math.sqrt(2)]),
         pytest.param([4], True, [0.0], id="group-of-one"),
         pytest.param([4], False, [0.0], id="group-of-one-centred"),
@@ -53,7 +53,7 @@ def test_mean_and_variance_of_groups_that_are_not_adjacent():
         pytest.param([], True, [], id="empty"),
     ],
 )
-def test_one_group_gets_the_hand_worked_advantages(rewards, by_std, expected):
+def test_one_group_has_the_hand_worked_advantages(rewards, by_std, expected):
     reward = torch.tensor(rewards, dtype=torch.float32)
 
     advantage = group_normalised(reward, torch.zeros(len(rewards), dtype=torch.int64), by_std=by_std, eps=1e-12)
@@ -69,7 +69,7 @@ def test_eps_is_added_to_the_standard_deviation():
     assert advantage[1].item() == pytest.approx(1 / (math.sqrt(2) + 0.5))
 
 
-def test_alike_rewards_have_no_variance_at_all_in_float32():
+def test_equal_rewards_in_float32_have_a_variance_of_exactly_zero():
     reward = torch.full((7,), 0.1)
 
     assert group_variance(reward, torch.zeros(7, dtype=torch.int64)).tolist() == [0.0] * 7
@@ -77,7 +77,7 @@ def test_alike_rewards_have_no_variance_at_all_in_float32():
 
 @settings(max_examples=60, deadline=None)
 @given(rewards_in_groups, st.booleans())
-def test_groups_agree_with_a_loop_in_float64(groups, by_std):
+def test_group_advantages_agree_with_a_loop_in_float64(groups, by_std):
     reward, group_id = flat(groups)
     expected = []
     for group in groups:
@@ -90,7 +90,7 @@ def test_groups_agree_with_a_loop_in_float64(groups, by_std):
 
 @settings(max_examples=40, deadline=None)
 @given(rewards_in_groups, st.integers(-8, 8), st.sampled_from([0.5, 2.0, 8.0]))
-def test_shift_and_scale_of_all_rewards_leave_normalised_advantages(groups, shift, scale):
+def test_shifting_and_scaling_all_rewards_does_not_change_normalised_advantages(groups, shift, scale):
     reward, group_id = flat(groups)
     before = group_normalised(reward, group_id)
 
@@ -102,7 +102,7 @@ def test_shift_and_scale_of_all_rewards_leave_normalised_advantages(groups, shif
 
 @settings(max_examples=40, deadline=None)
 @given(rewards_in_groups, st.randoms(use_true_random=False))
-def test_order_of_rows_does_not_matter(groups, random):
+def test_the_order_of_rows_does_not_matter(groups, random):
     reward, group_id = flat(groups)
     order = list(range(len(reward)))
     random.shuffle(order)
@@ -143,7 +143,7 @@ def test_gae_of_one_response_by_hand():
         pytest.param(0.0, 0.7, [0.5 - 1, 2 - 3], id="gamma-0-sees-only-its-own-reward"),
     ],
 )
-def test_gae_at_the_ends_of_its_settings(gamma, lam, advantages):
+def test_gae_with_gamma_and_lam_of_0_or_1(gamma, lam, advantages):
     mask, lengths = torch.tensor([True, True]), torch.tensor([2])
 
     result, returns = gae(doubles(0.5, 2), doubles(1, 3), mask, lengths, gamma=gamma, lam=lam)
@@ -159,7 +159,7 @@ def test_gae_of_a_single_token_is_reward_minus_value():
 
 
 @pytest.mark.parametrize("lengths", [[], [2], [2, 0, 3]], ids=["no-rows", "no-loss-token", "several-without"])
-def test_gae_of_nothing_is_zero(lengths):
+def test_gae_without_loss_tokens_is_zero(lengths):
     total = sum(lengths)
 
     advantages, returns = gae(
@@ -170,8 +170,8 @@ def test_gae_of_nothing_is_zero(lengths):
     assert advantages.tolist() == returns.tolist() == [0.0] * total
 
 
-def test_gae_steps_over_tokens_that_the_model_did_not_write():
-    # a tool's answer lies between two turns: the next state of the first turn is the second turn
+def test_gae_skips_tokens_that_the_model_did_not_write():
+    # a tool's result is between two turns: the state after the first turn is that of the second turn
     mask = torch.tensor([False, True, False, False, True])
     whole = gae(doubles(7, 0.5, 7, 7, 2), doubles(7, 1, 7, 7, 3), mask, torch.tensor([5]), gamma=0.9, lam=0.8)
 
@@ -218,7 +218,7 @@ def test_gae_agrees_with_a_loop_in_float64(samples, gamma, lam):
 
 
 def experience(**rows):
-    """Two responses of two tokens, a prompt token before each, and a row that got no token."""
+    """Make two responses of two tokens, each after a prompt token, and a row without a response."""
     return Batch.of(
         lengths=[3, 1, 3],
         tokens={
@@ -231,7 +231,7 @@ def experience(**rows):
     )
 
 
-def test_score_lands_on_the_last_token_of_each_response():
+def test_the_score_is_the_reward_of_the_last_token_of_each_response():
     options = {"gamma": 1.0, "lam": 1.0, "kl_coefficient": 0.0, "kl_estimator": "k1"}
 
     estimated = estimate_advantages(experience(), **options)
@@ -243,8 +243,8 @@ def test_score_lands_on_the_last_token_of_each_response():
     assert estimated["advantage_squares"].tolist() == [1.5**2 + 1.75**2, 0, 5]
 
 
-def test_kl_is_taken_from_the_reward_of_every_token():
-    # k1 = old - ref: 0.5 and -1 in the first response, 0 and 2 in the second; the prompt's 5 is outside
+def test_kl_is_subtracted_from_the_reward_of_every_token():
+    # k1 = old - ref: 0.5 and -1 in the first response, 0 and 2 in the second; the prompt's 5 is masked
     ref = torch.tensor([5.0, -1.5, -1.0, 5.0, 5.0, -1.0, -3.0])
 
     estimated = estimate_advantages(
@@ -265,13 +265,13 @@ def test_kl_is_taken_from_the_reward_of_every_token():
         ([], [], []),
     ],
 )
-def test_last_loss_tokens(mask, lengths, expected):
+def test_last_loss_tokens_of_rows_that_have_any(mask, lengths, expected):
     mask = torch.tensor(mask, dtype=torch.bool)
 
     assert last_loss_tokens(mask, torch.tensor(lengths, dtype=torch.int64)).tolist() == expected
 
 
-def test_every_row_is_alone_in_gae():
+def test_gae_of_a_row_does_not_depend_on_other_rows():
     generator = torch.Generator().manual_seed(0)
     lengths = [3, 1, 4]
     rewards, values = torch.randn(2, 8, generator=generator)

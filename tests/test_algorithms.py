@@ -1,4 +1,4 @@
-"""GRPO and PPO on roles that record what is asked of them: which columns, which calls, in which order, and the loss."""
+"""GRPO and PPO with fake roles that record calls: columns, calls and their order, and the loss."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ class Future:
 
 
 class Update:
-    """Takes mini-batches; `taken` has what it got."""
+    """Fake update method that keeps its arguments in `taken`."""
 
     def __init__(self, log, name):
         self.log, self.name, self.taken = log, name, []
@@ -47,7 +47,7 @@ class Update:
 
 
 class FakeGroup:
-    """A trained role, or the reference: every method notes its name and answers with made-up columns."""
+    """Fake worker group: every method logs its name and returns made-up columns."""
 
     def __init__(self, log, name, dp_size=1):
         self.log, self.name, self.dp_size = log, name, dp_size
@@ -70,7 +70,7 @@ class FakeGroup:
 
 
 class FakeRoles:
-    """Two prompts of one token; two responses each, of 1, 2, 3 and 1 tokens. Only the roles that were asked for."""
+    """Fake roles with two one-token prompts and two responses each, of 1, 2, 3 and 1 tokens."""
 
     def __init__(self, algorithm, rewards=(0.0, 1.0, 0.5, 0.5), dp_size=1):
         self.log = []
@@ -90,7 +90,7 @@ class FakeRoles:
             },
             rows={"group_id": [0, 0, 1, 1], "sample_id": [0, 1, 2, 3], "num_loss_tokens": [1, 2, 3, 1]},
         )
-        return samples.take([0, 3, 1, 2])  # groups apart, shortest first
+        return samples.take([0, 3, 1, 2])  # groups not adjacent, shortest first
 
     def score(self, samples):
         self.log.append("score")
@@ -130,7 +130,7 @@ def ppo(**settings):
         ),
     ],
 )
-def test_collect_calls_what_its_settings_need_and_no_more(algorithm, calls):
+def test_collect_makes_only_the_calls_that_its_settings_need(algorithm, calls):
     roles, _ = collect(algorithm)
 
     assert roles.log == calls
@@ -147,7 +147,7 @@ def test_collect_calls_what_its_settings_need_and_no_more(algorithm, calls):
     ],
 )
 @pytest.mark.parametrize("make", [grpo, ppo])
-def test_a_reference_is_held_only_for_a_penalty_or_to_monitor(make, kl, needed):
+def test_a_reference_is_requested_only_for_a_penalty_or_for_monitoring(make, kl, needed):
     names = [role.name for role in make(kl=kl).roles()]
 
     assert ("reference" in names) is needed
@@ -172,7 +172,7 @@ def outputs(batch):
 
 
 @pytest.mark.parametrize("algorithm", VARIANTS)
-def test_collect_adds_exactly_the_columns_that_are_declared(algorithm):
+def test_collect_adds_exactly_the_declared_columns(algorithm):
     _, experience = collect(algorithm)
     given = {*FakeRoles(algorithm).generate(None).columns, "reward", "ref_log_probs", "values"}
 
@@ -180,7 +180,7 @@ def test_collect_adds_exactly_the_columns_that_are_declared(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", VARIANTS)
-def test_losses_read_exactly_the_columns_that_are_declared(algorithm):
+def test_losses_read_exactly_the_declared_columns(algorithm):
     _, experience = collect(algorithm)
     losses = {"actor": algorithm.loss, "critic": getattr(algorithm, "value_loss", None)}
     for role, columns in algorithm.reads().items():
@@ -206,7 +206,7 @@ def test_losses_do_not_mix_the_samples_of_a_micro_batch(algorithm):
         assert torch.equal(algorithm.loss(part, experience.take([row])).terms, whole[start:stop])
 
 
-def test_grpo_compares_inside_groups():
+def test_grpo_compares_within_groups():
     # rewards 0, 1: mean 1/2, std sqrt(1/2): ±1/sqrt(2); rewards 0.5, 0.5: 0
     _, experience = collect(grpo())
 
@@ -223,7 +223,7 @@ def test_grpo_without_std_only_centres():
     assert by_sample == {0: -0.5, 1: 0.5, 2: 0, 3: 0}
 
 
-def test_grpo_takes_kl_from_the_reward_of_the_response():
+def test_grpo_subtracts_kl_from_the_reward_of_the_response():
     # k1 = old - ref = id/10 - id/20 = id/20, summed over ids 1 | 2, 3 | 4, 5, 6 | 7: 0.05, 0.25, 0.75, 0.35
     # rewards - 0.1 · KL: -0.005, 0.975 | 0.425, 0.465; centred: ∓0.49 | ∓0.02
     algorithm = grpo(kl=IN_REWARD, normalise_by_std=False)
@@ -234,7 +234,7 @@ def test_grpo_takes_kl_from_the_reward_of_the_response():
     assert by_sample == pytest.approx({0: -0.49, 1: 0.49, 2: -0.02, 3: 0.02}, abs=1e-6)
 
 
-def test_adaptive_kl_acts_on_the_next_step():
+def test_adaptive_kl_changes_the_coefficient_of_the_next_step():
     # mean KL per response 0.35 against a target of 0.1: error bounded by 0.2; 4 responses over a horizon of 40
     kl = replace(IN_REWARD, controller="adaptive", target=0.1, horizon=40.0)
     for algorithm in (grpo(kl=kl), ppo(kl=kl)):
@@ -244,7 +244,7 @@ def test_adaptive_kl_acts_on_the_next_step():
 
 
 @pytest.mark.parametrize(("skip", "kept"), [(False, [0, 1, 2, 3]), (True, [0, 1])])
-def test_groups_that_are_all_alike_are_counted_and_skipped_when_asked(skip, kept):
+def test_groups_without_variance_are_counted_and_optionally_skipped(skip, kept):
     algorithm = grpo(skip_zero_variance_groups=skip)
     roles, experience = collect(algorithm)
 
@@ -254,7 +254,7 @@ def test_groups_that_are_all_alike_are_counted_and_skipped_when_asked(skip, kept
     assert metrics["experience/zero_variance_rows"].value == 2
 
 
-def test_update_of_nothing_makes_no_step():
+def test_update_without_samples_makes_no_step():
     algorithm = grpo(skip_zero_variance_groups=True)
     roles, experience = collect(algorithm, rewards=(1.0, 1.0, 0.0, 0.0))
 
@@ -275,8 +275,8 @@ def test_ppo_whitens_over_all_loss_tokens_of_the_step():
     assert white.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
 
 
-def test_ppo_without_whitening_leaves_the_advantages():
-    # values are 0.5 everywhere, gamma 1: A of the last token is reward - 0.5, and 0.95 times the next before it
+def test_ppo_without_whitening_keeps_the_advantages():
+    # values are 0.5, gamma is 1: A of the last token is reward - 0.5; A of an earlier token is 0.95 times the next one
     algorithm = ppo(whiten=False)
     _, experience = collect(algorithm)
     row = experience["sample_id"].tolist().index(1)
@@ -286,7 +286,7 @@ def test_ppo_without_whitening_leaves_the_advantages():
     assert advantages.tolist() == pytest.approx([0, 0.95 * 0.5, 0.5])
 
 
-def test_cutting_a_step_does_not_change_whitened_advantages():
+def test_splitting_a_step_does_not_change_whitened_advantages():
     algorithm = ppo(minibatches=2)
     _, experience = collect(algorithm)
 
@@ -314,19 +314,19 @@ def test_each_epoch_uses_every_sample_once(make, epochs, minibatches):
     assert metrics["actor/loss"].weight == epochs * steps
 
 
-def test_minibatches_do_not_depend_on_where_the_rows_lie():
-    met = []
+def test_minibatches_do_not_depend_on_the_order_of_the_rows():
+    orders = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
         algorithm = grpo(minibatches=2, epochs=8)
         roles, experience = collect(algorithm)
         algorithm.update(roles, experience.take(order))
-        met.append([set(batch["sample_id"].tolist()) for batch, _ in roles.actor.update.taken])
+        orders.append([set(batch["sample_id"].tolist()) for batch, _ in roles.actor.update.taken])
 
-    assert met[0] == met[1]
-    assert len({frozenset(ids) for ids in met[0]}) > 2
+    assert orders[0] == orders[1]
+    assert len({frozenset(ids) for ids in orders[0]}) > 2
 
 
-def test_counts_are_those_of_the_minibatch():
+def test_update_gets_the_counts_of_its_minibatch():
     algorithm = grpo(minibatches=2)
     roles, experience = collect(algorithm)
 
@@ -336,7 +336,7 @@ def test_counts_are_those_of_the_minibatch():
         assert (counts.rows, counts.tokens) == (2, int(batch["loss_mask"].sum()))
 
 
-def test_all_updates_are_sent_before_the_first_answer_is_awaited():
+def test_all_updates_are_sent_before_the_first_result_is_awaited():
     algorithm = ppo(epochs=2)
     roles, experience = collect(algorithm)
     roles.log.clear()
@@ -347,7 +347,7 @@ def test_all_updates_are_sent_before_the_first_answer_is_awaited():
 
 
 @pytest.mark.parametrize("make", [grpo, ppo])
-def test_shares_of_a_step_and_of_a_minibatch_have_about_the_same_number_of_tokens(make):
+def test_steps_and_minibatches_are_balanced_by_number_of_tokens(make):
     algorithm = make()
     roles, experience = collect(algorithm, dp_size=2)
     shortest_first = experience.take(experience.lengths.argsort())
@@ -369,7 +369,7 @@ def order_of_updates(algorithm, times):
     return seen
 
 
-def test_the_order_of_a_resumed_run_is_that_of_the_uninterrupted_one():
+def test_a_resumed_run_has_the_same_order_as_an_uninterrupted_one():
     settings = {"minibatches": 4, "epochs": 2}
     whole = order_of_updates(grpo(**settings), 6)
     first, second = grpo(**settings), grpo(**settings)
@@ -388,7 +388,7 @@ def one_token(**columns):
 @pytest.mark.parametrize(
     ("settings", "columns", "term", "gradient"),
     [
-        # on the policy itself the ratio is 1: -A
+        # on policy the ratio is 1: -A
         pytest.param({}, {}, -2.0, -2.0, id="plain"),
         pytest.param({"entropy_coefficient": 0.5}, {}, -2.0 - 0.5 * 3, -2.0, id="entropy-bonus"),
         # old log p = -1 - log 1.1: ratio 1.1, -2.2
@@ -399,7 +399,7 @@ def one_token(**columns):
         pytest.param(
             {"kl": KLConfig(coefficient=0.1, estimator="k2")}, {"ref_log_probs": -2.0}, -1.95, -1.9, id="kl-in-the-loss"
         ),
-        pytest.param({"kl": KLConfig(monitor=True)}, {"ref_log_probs": -2.0}, -2.0, -2.0, id="kl-only-watched"),
+        pytest.param({"kl": KLConfig(monitor=True)}, {"ref_log_probs": -2.0}, -2.0, -2.0, id="kl-only-monitored"),
         pytest.param({"kl": IN_REWARD}, {"ref_log_probs": -2.0}, -2.0, -2.0, id="kl-in-the-reward-is-not-in-the-loss"),
     ],
 )
@@ -451,7 +451,7 @@ def test_settings_that_cannot_work_are_refused_by_key(settings, key):
 
 
 class ScoringGroup:
-    """A reward role that gives fixed outcomes: a score, a time-out, a score, a skip."""
+    """Fake reward role with fixed outcomes: a score, a time-out, a score, a skip."""
 
     def score(self, samples):
         failure, more = ("slow", "10 s", {}), (None, None, {"slow/steps": 4.0})
@@ -506,7 +506,7 @@ def test_a_failed_reward_ends_the_run_by_default():
         scoring_roles("raise").score(samples_to_score())
 
 
-def test_a_role_that_was_not_asked_for_is_named():
+def test_access_to_a_role_that_was_not_requested_is_an_error_with_its_name():
     with pytest.raises(AttributeError, match=r"no role 'critic'; its algorithm asked for reward"):
         scoring_roles("drop").critic  # noqa: B018
 

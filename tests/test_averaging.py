@@ -1,4 +1,4 @@
-"""From loss terms to a loss: hand-worked means, and no dependence on how the mini-batch is cut."""
+"""Averages of loss terms: hand-worked means, and independence of how the mini-batch is split."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_average_of_a_hand_worked_batch(average, terms, expected):
 
 @pytest.mark.parametrize("average", AVERAGES[:3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_terms_outside_the_mask_reach_neither_value_nor_gradient(average, bad):
+def test_terms_outside_the_mask_affect_neither_loss_nor_gradient(average, bad):
     terms = torch.where(BATCH["loss_mask"], TERMS, torch.full_like(TERMS, bad)).requires_grad_()
     clean = TERMS.clone().requires_grad_()
     counts = Counts(rows=2, tokens=3)
@@ -55,7 +55,7 @@ def test_terms_outside_the_mask_reach_neither_value_nor_gradient(average, bad):
     assert terms.grad[~BATCH["loss_mask"]].tolist() == [0.0] * 4
 
 
-def test_row_terms_of_rows_without_loss_tokens_reach_neither_value_nor_gradient():
+def test_row_terms_of_rows_without_loss_tokens_affect_neither_loss_nor_gradient():
     terms = torch.tensor([2.0, 4.0, float("nan")], requires_grad=True)
 
     loss = reduce_terms(LossTerms(terms=terms, average="row-mean"), BATCH, Counts(rows=2, tokens=3))
@@ -69,7 +69,7 @@ row = st.lists(st.booleans(), min_size=0, max_size=6)
 
 
 @given(st.lists(row, min_size=1, max_size=8), st.sampled_from(AVERAGES), st.randoms(use_true_random=False))
-def test_parts_sum_to_the_whole_however_the_rows_are_cut_and_ordered(mask, average, random):
+def test_losses_of_parts_sum_to_the_loss_of_the_batch_for_any_split_and_order(mask, average, random):
     lengths = [len(seen) for seen in mask]
     batch = masked(lengths, [one for seen in mask for one in seen])
     batch = batch.with_rows(number=torch.arange(len(batch))).with_tokens(term=torch.rand(batch.num_tokens).double())
@@ -111,7 +111,7 @@ def test_terms_that_cannot_be_averaged_are_refused(terms, average, message):
         reduce_terms(LossTerms(terms=terms, average=average), BATCH, Counts(rows=2, tokens=3))
 
 
-def test_metrics_are_means_over_loss_tokens_or_rows_that_still_merge():
+def test_metrics_are_mergeable_means_over_loss_tokens_or_rows():
     metrics = {"per_token": TERMS.clone().requires_grad_(), "per_row": torch.tensor([1.0, 2.0, 6.0])}
 
     reduced = reduce_metrics(metrics, BATCH)

@@ -1,4 +1,4 @@
-"""KL estimators against the exact KL of small distributions, and the coefficient's controller."""
+"""KL estimators compared with the exact KL of small distributions, and the controller of the coefficient."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_k2_and_k3_are_never_negative(p, ref):
     assert (kl_estimate(log_p, log_ref, "k3") >= 0).all()
 
 
-def test_k2_is_close_for_near_distributions_and_biased_for_far_ones():
+def test_k2_is_accurate_for_similar_distributions_and_biased_for_different_ones():
     def bias(distance):
         log_p, log_ref = distributions([0.0, 0.0], [distance, 0.0])
         exact = (log_p.exp() * (log_p - log_ref)).sum()
@@ -65,7 +65,7 @@ def test_k2_is_close_for_near_distributions_and_biased_for_far_ones():
     assert abs(bias(3.0)) > 0.1
 
 
-def test_k3_has_less_variance_than_k1_for_near_distributions():
+def test_k3_has_less_variance_than_k1_for_similar_distributions():
     log_p, log_ref = distributions([0.1, -0.1, 0.3], [0.0, 0.1, 0.2])
 
     def variance(estimator):
@@ -77,7 +77,7 @@ def test_k3_has_less_variance_than_k1_for_near_distributions():
 
 
 def expected_gradient(p, ref, estimator):
-    """Mean over tokens drawn from p of d estimate / d logits; the draw itself is not differentiated, as in a loss."""
+    """Return the mean over tokens sampled from p of d estimate / d logits, without differentiating the sampling."""
     leaf = torch.tensor(p, dtype=torch.float64, requires_grad=True)
     log_p = torch.log_softmax(leaf, 0)
     _, log_ref = distributions(p, ref)
@@ -86,7 +86,7 @@ def expected_gradient(p, ref, estimator):
 
 
 def exact_gradient(p, ref, *, reverse):
-    """Of KL(p || ref), or of KL(ref || p)."""
+    """Return the gradient of KL(p || ref), or of KL(ref || p)."""
     leaf = torch.tensor(p, dtype=torch.float64, requires_grad=True)
     log_p = torch.log_softmax(leaf, 0)
     _, log_ref = distributions(p, ref)
@@ -96,7 +96,7 @@ def exact_gradient(p, ref, *, reverse):
 
 @settings(max_examples=30, deadline=None)
 @given(logits, logits)
-def test_expected_gradients_are_what_theory_says(p, ref):
+def test_expected_gradients_match_theory(p, ref):
     # with s = grad log p and E_p[s] = 0:
     # k1: E[s] = 0;  k2: E[(log p - log ref) s] = grad KL(p || ref);  k3: E[(1 - r) s] = -E_ref[s] = grad KL(ref || p)
     assert torch.allclose(expected_gradient(p, ref, "k1"), torch.zeros(5, dtype=torch.float64), atol=1e-12)
@@ -123,7 +123,7 @@ def test_k3_does_not_overflow(gap):
     assert log_p.grad.isfinite().all()
 
 
-def test_k3_of_nearly_equal_policies_keeps_its_digits():
+def test_k3_of_nearly_equal_policies_is_accurate():
     # r - 1 - log r = x - log(1 + x) with x = 1e-4: x²/2 - x³/3 = 4.99967e-9, which r - 1 in float32 would lose
     ref = torch.tensor([math.log1p(1e-4)], dtype=torch.float32)
 
@@ -151,7 +151,7 @@ def test_adaptive_coefficient_moves_towards_its_target(kl, num_samples, expected
     assert controller.coefficient == pytest.approx(expected)
 
 
-def test_fixed_coefficient_stays():
+def test_fixed_coefficient_does_not_change():
     controller = KLController(KLConfig(coefficient=0.5))
 
     controller.observe(9.0, 1000)

@@ -1,4 +1,4 @@
-"""Losses: hand-worked tables, gradients against finite differences, and how terms become a loss."""
+"""Losses: hand-worked tables, comparison of gradients with finite differences, and averages of terms."""
 
 import math
 
@@ -12,7 +12,7 @@ from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
 
 
 def policy(ratio, advantage, *, clip_low=0.2, clip_high=0.2, dual_clip=0.0):
-    """Loss of one token whose new probability is `ratio` times the old one, and d loss / d log p."""
+    """Compute the loss of one token whose probability rose by the factor `ratio`, and d loss / d log p."""
     log_prob = torch.tensor([math.log(ratio) - 1.5], dtype=torch.float64, requires_grad=True)
     old, advantages = torch.tensor([-1.5], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
     loss = clipped_policy_loss(log_prob, old, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
@@ -26,17 +26,17 @@ def policy(ratio, advantage, *, clip_low=0.2, clip_high=0.2, dual_clip=0.0):
     [
         pytest.param(1.0, 2.0, {}, -2.0, -2.0, 0, id="on-policy"),
         pytest.param(1.1, 2.0, {}, -2.2, -2.2, 0, id="inside"),
-        pytest.param(1.5, 2.0, {}, -2.4, 0.0, 1, id="good-and-far-above-is-clipped"),
-        pytest.param(0.5, 2.0, {}, -1.0, -1.0, 0, id="good-and-far-below-is-not"),
-        pytest.param(0.5, -2.0, {}, 1.6, 0.0, 1, id="bad-and-far-below-is-clipped"),
-        pytest.param(1.5, -2.0, {}, 3.0, 3.0, 0, id="bad-and-far-above-is-not"),
-        pytest.param(1.25, 2.0, {"clip_high": 0.28}, -2.5, -2.5, 0, id="clip-higher-lets-it-rise"),
-        pytest.param(1.5, 2.0, {"clip_high": 0.28}, -2.56, 0.0, 1, id="clip-higher-has-its-end"),
-        pytest.param(0.75, -2.0, {"clip_high": 0.28}, 1.6, 0.0, 1, id="clip-higher-leaves-the-low-side"),
-        pytest.param(0.7, -2.0, {"clip_low": 0.4}, 1.4, 1.4, 0, id="clip-low-of-its-own"),
-        pytest.param(5.0, -2.0, {"dual_clip": 3.0}, 6.0, 0.0, 1, id="dual-clip-bounds-bad"),
-        pytest.param(2.0, -2.0, {"dual_clip": 3.0}, 4.0, 4.0, 0, id="dual-clip-far-from-its-bound"),
-        pytest.param(0.5, 2.0, {"dual_clip": 3.0}, -1.0, -1.0, 0, id="dual-clip-leaves-good"),
+        pytest.param(1.5, 2.0, {}, -2.4, 0.0, 1, id="positive-advantage-and-high-ratio-is-clipped"),
+        pytest.param(0.5, 2.0, {}, -1.0, -1.0, 0, id="positive-advantage-and-low-ratio-is-not"),
+        pytest.param(0.5, -2.0, {}, 1.6, 0.0, 1, id="negative-advantage-and-low-ratio-is-clipped"),
+        pytest.param(1.5, -2.0, {}, 3.0, 3.0, 0, id="negative-advantage-and-high-ratio-is-not"),
+        pytest.param(1.25, 2.0, {"clip_high": 0.28}, -2.5, -2.5, 0, id="clip-higher-allows-a-higher-ratio"),
+        pytest.param(1.5, 2.0, {"clip_high": 0.28}, -2.56, 0.0, 1, id="clip-higher-is-bounded"),
+        pytest.param(0.75, -2.0, {"clip_high": 0.28}, 1.6, 0.0, 1, id="clip-higher-does-not-change-the-lower-bound"),
+        pytest.param(0.7, -2.0, {"clip_low": 0.4}, 1.4, 1.4, 0, id="clip-low-is-separate"),
+        pytest.param(5.0, -2.0, {"dual_clip": 3.0}, 6.0, 0.0, 1, id="dual-clip-bounds-negative-advantages"),
+        pytest.param(2.0, -2.0, {"dual_clip": 3.0}, 4.0, 4.0, 0, id="dual-clip-below-its-bound"),
+        pytest.param(0.5, 2.0, {"dual_clip": 3.0}, -1.0, -1.0, 0, id="dual-clip-ignores-positive-advantages"),
         pytest.param(0.5, -2.0, {"dual_clip": 3.0}, 1.6, 0.0, 1, id="dual-clip-keeps-the-plain-clip"),
         pytest.param(1.7, 0.0, {"dual_clip": 3.0}, 0.0, 0.0, 0, id="no-advantage"),
     ],
@@ -67,7 +67,7 @@ def test_kl_to_the_old_policy_is_k3_of_the_ratio():
 
 
 @pytest.mark.parametrize("gap", [1e4, math.inf])
-def test_policy_loss_is_finite_however_far_the_policies_are_apart(gap):
+def test_policy_loss_is_finite_for_any_distance_between_the_policies(gap):
     log_probs = torch.tensor([0.0, -gap], requires_grad=True)
     loss = clipped_policy_loss(
         log_probs, torch.tensor([-gap, 0.0]), torch.tensor([-1.0, 1.0]), clip_low=0.2, clip_high=0.2
@@ -97,7 +97,7 @@ def test_policy_gradient_agrees_with_finite_differences(dual_clip):
     [
         pytest.param(1.0, 0.0, 3.0, 0.0, 2.0, -2.0, 0, id="no-clip"),  # 0.5 · (1 - 3)²
         pytest.param(0.1, 0.0, 1.0, 0.2, 0.405, -0.9, 0, id="inside"),
-        # moved from 0 to 1, towards 3, and only 0.2 counts: 0.5 · (0.2 - 3)² = 3.92, above 0.5 · (1 - 3)² = 2
+        # moved from 0 to 1, towards 3, clipped to 0.2: 0.5 · (0.2 - 3)² = 3.92, above 0.5 · (1 - 3)² = 2
         pytest.param(1.0, 0.0, 3.0, 0.2, 3.92, 0.0, 1, id="moved-too-far-towards-the-target"),
         # moved away from the target: 0.5 · (1 + 2)² = 4.5 is above 0.5 · (0.2 + 2)²
         pytest.param(1.0, 0.0, -2.0, 0.2, 4.5, 3.0, 0, id="moved-away-is-not-clipped"),
@@ -127,7 +127,7 @@ def test_value_gradient_agrees_with_finite_differences(clip):
 
 
 def three_rows():
-    """Loss tokens 1 | 2, 4, 6 | none; the other tokens belong to prompts."""
+    """Make rows with the loss tokens 1 | 2, 4, 6 | none; the other tokens belong to prompts."""
     return Batch.of(
         lengths=[2, 4, 1],
         tokens={
@@ -163,7 +163,7 @@ def test_average_of_row_terms():
 
 
 @pytest.mark.parametrize("average", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_gradient_of_a_whole_is_the_sum_of_its_parts(average):
+def test_the_gradient_of_a_batch_is_the_sum_of_the_gradients_of_its_parts(average):
     batch = three_rows().with_tokens(term=torch.tensor([0.0, 1.0, 0.0, 2.0, 4.0, 6.0, 0.0]))
     counts = count(batch.per_row(batch["loss_mask"].long()))
 

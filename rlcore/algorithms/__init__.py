@@ -1,1 +1,1 @@
-"""Algorithms, one file each, and the pure functions that they share."""
+"""Algorithms, one file each, and the pure functions they share."""

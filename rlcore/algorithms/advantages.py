@@ -1,6 +1,6 @@
-"""Advantages: pure functions from rewards to how much better than expected a response, or a token, was.
+"""Advantage estimators: pure functions from rewards to advantages of responses or tokens.
 
-Shapes: B rows, T tokens laid end to end.
+Shapes: B rows, T tokens concatenated over all rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def group_mean(values: Tensor, group_id: Tensor) -> Tensor:
-    """[B] mean of each row's group; groups need not be adjacent."""
+    """Return the mean of each row's group, [B]; rows of a group need not be adjacent."""
     _, group = torch.unique(group_id, return_inverse=True)
     sums = torch.zeros(int(group.max()) + 1 if len(group) else 0, dtype=values.dtype).index_add_(0, group, values)
     means: Tensor = sums / group.bincount(minlength=len(sums))
@@ -18,17 +18,17 @@ def group_mean(values: Tensor, group_id: Tensor) -> Tensor:
 
 
 def group_variance(values: Tensor, group_id: Tensor) -> Tensor:
-    """[B] population variance of each row's group."""
-    values = values.double()  # equal numbers then have exactly their own value as mean
+    """Return the population variance of each row's group, [B] float64."""
+    values = values.double()  # so that the mean of equal float32 numbers is exactly that number
     return group_mean((values - group_mean(values, group_id)) ** 2, group_id)
 
 
 def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, eps: float = 1e-6) -> Tensor:
-    """A_i = (r_i - mean of its group) / (std of its group + eps), [B] float32.
+    """Return A_i = (r_i - mean of its group) / (std of its group + eps), [B] float32.
 
-    GRPO, arXiv 2402.03300, section 4.1.2, with the sample standard deviation (n - 1) of its reference implementations.
-    A group of one has advantage 0: there is nothing to compare it with. by_std=False leaves the division out (Dr. GRPO,
-    arXiv 2503.20783).
+    GRPO, arXiv 2402.03300, section 4.1.2, with the sample standard deviation (n - 1) used by its reference
+    implementations. A group of one has nothing to compare with and gets advantage 0. by_std=False omits the
+    division (Dr. GRPO, arXiv 2503.20783).
     """
     reward = reward.double()
     centred = reward - group_mean(reward, group_id)
@@ -42,18 +42,19 @@ def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, e
 def gae(
     rewards: Tensor, values: Tensor, loss_mask: Tensor, lengths: Tensor, *, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation, arXiv 1506.02438, eq. 11 and 16, over the loss tokens of each sample.
+    """Compute generalised advantage estimates over the loss tokens of each sample.
 
-    delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  returns = A + V. The next state of a loss
-    token is that of the sample's next loss token; after the last one the value is 0.
+    arXiv 1506.02438, eq. 11 and 16: delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};
+    returns = A + V. The state after a loss token is that of the sample's next loss token; after the last one the
+    value is 0.
 
     Args:
-        rewards, values: [T] floating; only loss tokens count.
+        rewards, values: [T] floating point; only loss tokens count.
         loss_mask: [T] bool.
-        lengths: [B] tokens of each sample.
+        lengths: [B] number of tokens in each sample.
 
     Returns:
-        advantages and returns, [T], zero outside the mask.
+        Advantages and returns, [T] each, zero outside the mask.
     """
     row = torch.arange(len(lengths)).repeat_interleave(lengths)[loss_mask]
     counts = torch.bincount(row, minlength=len(lengths))
@@ -75,7 +76,7 @@ def gae(
 
 
 def group_size(group_id: Tensor) -> Tensor:
-    """[B] float64, samples of each row's group."""
+    """Return the number of samples in each row's group, [B] float64."""
     _, group, counts = torch.unique(group_id, return_inverse=True, return_counts=True)
     sizes: Tensor = counts[group].double()
     return sizes

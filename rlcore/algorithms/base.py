@@ -1,4 +1,4 @@
-"""What algorithms share: the update in epochs and mini-batches; and, for policy gradients, the flow and the actor's loss."""
+"""Base classes of algorithms: the update in epochs and mini-batches, and the loss of policy gradients."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from rlcore.workers.averaging import count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsConfig:
-    """How the samples of a step are cut into optimiser steps."""
+    """Division of a step's samples into optimiser steps."""
 
     epochs: int = 1
     """Passes over the samples of a step."""
     minibatches: int = 1
     """Optimiser steps per pass."""
     shuffle_seed: int = 0
+    """Seed of the order of samples in each pass."""
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "epochs", "1 or more", self.epochs, 1)
@@ -37,18 +38,22 @@ class EpochsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyGradientConfig(EpochsConfig):
-    """Settings of every algorithm that clips a policy gradient."""
+    """Settings shared by algorithms with a clipped policy gradient."""
 
     average: Average = "token-mean"
+    """Average of the loss terms of a mini-batch."""
     clip_low: float = 0.2
+    """The ratio is clipped below 1 - clip_low."""
     clip_high: float = 0.2
+    """The ratio is clipped above 1 + clip_high."""
     dual_clip: float = 0.0
-    """Bound for negative advantages, such as 3; 0: none."""
+    """Bound on the loss of negative advantages, such as 3; 0 disables it."""
     entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
     kl: KLConfig = field(default_factory=KLConfig)
 
     def __post_init__(self) -> None:
-        EpochsConfig.__post_init__(self)  # super() does not know a class that slots=True made anew
+        EpochsConfig.__post_init__(self)  # super() fails here, because slots=True replaces the class
         per_token = self.average != "row-mean"
         require(per_token, "average", "an average of terms per token", self.average, "token-mean")
         require(self.clip_low >= 0, "clip_low", "0 or more", self.clip_low, 0.2)
@@ -58,7 +63,7 @@ class PolicyGradientConfig(EpochsConfig):
 
 
 class Epochs:
-    """Base of algorithms whose `update` is epochs × mini-batches over the trained roles."""
+    """Base class for algorithms that update the trained roles in epochs × mini-batches."""
 
     Config: type = EpochsConfig
 
@@ -69,15 +74,15 @@ class Epochs:
 
     @property
     def on_policy(self) -> bool:
-        """One optimiser step per sample: the old policy is the one that is being differentiated."""
+        """True with one optimiser step per sample: the old policy is then the current one."""
         return bool(self.config.epochs * self.config.minibatches == 1)
 
     def reads(self) -> Mapping[str, Sequence[str]]:
-        """Columns that the loss of each trained role reads."""
+        """Return the columns that the loss of each trained role reads."""
         raise NotImplementedError
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
-        """Epochs × mini-batches over the trained roles. All calls are sent before the first answer is awaited."""
+        """Update the trained roles in epochs × mini-batches; send all calls before waiting for any result."""
         metrics, self._metrics = [self._metrics], {}
         sample_id, tokens = experience.fetch("sample_id", "num_loss_tokens")
         trained = [name for name in ("actor", "critic") if name in self.reads()]
@@ -92,7 +97,7 @@ class Epochs:
         return merge_metrics(metrics)
 
     def note(self, name: str, value: Mean) -> None:
-        """A metric of `collect`, given out by the next `update`."""
+        """Record a metric during `collect`; the next `update` returns it."""
         self._metrics[name] = value
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,10 +107,10 @@ class Epochs:
         self.num_updates = int(state["num_updates"])
 
     def minibatches(self, sample_id: np.ndarray) -> list[np.ndarray]:
-        """Row numbers of each optimiser step; an order of its own for every pass, none empty.
+        """Return the row numbers of each optimiser step, shuffled again for every epoch; none is empty.
 
-        Which samples come together depends on their ids alone, not on where `balance` has put the rows, so that every
-        data-parallel size takes the same steps.
+        The grouping depends on sample ids alone, not on where `balance` put the rows, so every data-parallel
+        size takes the same steps.
         """
         by_id, num_rows = sample_id.argsort(kind="stable"), len(sample_id)
         parts = []
@@ -119,7 +124,7 @@ class Epochs:
 
 
 class PolicyGradient(Epochs):
-    """Base of GRPO and PPO: which roles they need, and the loss of the actor."""
+    """Base class of GRPO and PPO: the roles they need and the actor's loss."""
 
     Config: type = PolicyGradientConfig
     advantage_column = "advantage"
@@ -134,7 +139,7 @@ class PolicyGradient(Epochs):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL penalty is subtracted from the reward."""
+        """True if the KL penalty is subtracted from the reward."""
         return bool(self.config.kl.where == "reward" and self.needs_reference)
 
     def roles(self) -> Sequence[RoleSpec]:
@@ -150,7 +155,7 @@ class PolicyGradient(Epochs):
         return [self.advantage_column, *([] if self.on_policy else ["old_log_probs"])]
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """The policy's terms, minus the entropy bonus, plus the KL penalty where it is in the loss."""
+        """Return the policy terms, minus the entropy bonus, plus the KL penalty if `kl.where` is loss."""
         config = self.config
         log_probs, entropy = out.log_probs, out.entropy
         assert log_probs is not None, "the actor's outputs have log-probs"
@@ -168,7 +173,7 @@ class PolicyGradient(Epochs):
         return LossTerms(terms=terms, average=config.average, metrics=metrics)
 
     def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """[T] terms that raise the probability of better responses, and metrics; entropy and KL come on top."""
+        """Return the policy gradient's terms, [T], and metrics; `loss` adds entropy bonus and KL penalty."""
         config = self.config
         loss = clipped_policy_loss(
             log_probs,
@@ -181,13 +186,13 @@ class PolicyGradient(Epochs):
         return loss.terms, {"clip_fraction": loss.clipped, "kl_to_old": loss.kl}
 
     def observe_kl(self, kl: Tensor) -> None:
-        """Once a step, after its rewards have their penalty: [B] KL of each response; the coefficient follows it."""
+        """Adapt the coefficient to the KL of each response, [B]; called once per step, after the penalty."""
         self.note("kl/per_response", Mean(float(kl.sum()), float(len(kl))))
         self.note("kl/coefficient", Mean(self.kl.coefficient))
         self.kl.observe(float(kl.mean()), len(kl))
 
     def advantages(self, batch: Batch) -> Tensor:
-        """[T] advantages of a micro-batch."""
+        """Return the advantages of a micro-batch, [T]."""
         return batch.per_token(self.advantage_column)
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,6 +204,6 @@ class PolicyGradient(Epochs):
 
 
 def sequence_kl(batch: Batch, *, estimator: str) -> Batch:
-    """Row column `kl`: KL of each response, summed over its loss tokens. Runs next to the data."""
+    """Compute the row column `kl`, the KL of each response over its loss tokens; runs next to the data."""
     kl = kl_estimate(batch["old_log_probs"], batch["ref_log_probs"], estimator)  # type: ignore[arg-type]
     return Batch.of(lengths=batch.lengths, rows={"kl": batch.per_row(torch.where(batch["loss_mask"], kl, 0.0))})

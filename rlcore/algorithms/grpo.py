@@ -4,10 +4,10 @@
     loss = mean over tokens of  -min(ratio · A, clip(ratio, 1 - clip_low, 1 + clip_high) · A)  +  beta · KL(p || p_ref)
 
 Departures from the paper, each a setting:
-1. `average` is token-mean over the mini-batch (as in DAPO); the paper's own is seq-mean-token-mean.
-2. KL is off by default (`kl.coefficient=0`), and no reference is then held; the paper uses k3 in the loss at 0.04.
-3. `skip_zero_variance_groups` leaves groups whose responses all scored alike out of the update, and out of the mean over
-   tokens. Their policy gradient is zero, but what a KL or entropy term would have taught on them is left out too.
+1. `average` is token-mean over the mini-batch (as in DAPO); the paper uses seq-mean-token-mean.
+2. KL is off by default (`kl.coefficient=0`) and no reference is loaded; the paper uses k3 in the loss, 0.04.
+3. `skip_zero_variance_groups` drops groups whose responses all have the same reward from the update, and from
+   the mean over tokens. Their policy gradient is zero, but their KL and entropy terms are dropped too.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ class GRPOConfig(PolicyGradientConfig):
     """Settings of GRPO."""
 
     normalise_by_std: bool = True
-    """False: Dr. GRPO (arXiv 2503.20783), with average=seq-mean-token-sum."""
+    """False together with average=seq-mean-token-sum gives Dr. GRPO (arXiv 2503.20783)."""
     skip_zero_variance_groups: bool = False
+    """Skip prompts whose responses all have the same reward in the update."""
 
 
 class GRPO(PolicyGradient):
-    """Advantages from the other answers to the same prompt; no critic."""
+    """Policy gradient with advantages relative to the other responses to the same prompt; no critic."""
 
     Config: type = GRPOConfig
     compares_samples = True
-    """Of one prompt: a single one has no advantage."""
+    """A single sample of a prompt has no advantage."""
 
     def writes(self) -> Sequence[str]:
         return list(dict.fromkeys([*super().writes(), *(["old_log_probs"] if self.kl_in_reward else [])]))
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Generate, score, recompute log-probs, compare inside groups."""
+        """Generate, score, recompute log-probs, compare within groups."""
         samples = self.draw(roles, prompts).balance(roles.actor.dp_size)
         if "old_log_probs" in self.writes():
             samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
@@ -64,16 +65,16 @@ class GRPO(PolicyGradient):
         return samples
 
     def draw(self, roles: Roles, prompts: Batch) -> Batch:
-        """Scored samples."""
+        """Generate and score samples."""
         return roles.score(roles.generate(prompts))
 
     def with_advantages(self, roles: Roles, samples: Batch, reward: Tensor) -> Batch:
-        """The samples with their column of advantages; `reward` [B] has the KL penalty in it where that is its place."""
+        """Add the column of advantages; `reward` [B] includes the KL penalty if `kl.where` is reward."""
         by_std = self.config.normalise_by_std
         return samples.with_rows(advantage=group_normalised(reward, samples.fetch("group_id"), by_std=by_std))
 
     def _kl(self, roles: Roles, samples: Batch) -> Tensor:
-        """[B] KL of each response to the reference; only these numbers come to the controller."""
+        """Return the KL of each response to the reference, [B]; only these numbers reach the controller."""
         columns = samples.select("old_log_probs", "ref_log_probs", "loss_mask")
         kl: Tensor = roles.actor.apply(sequence_kl, columns, estimator=self.config.kl.estimator).fetch("kl")
         return kl

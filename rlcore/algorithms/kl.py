@@ -1,8 +1,8 @@
-"""KL divergence to the reference: estimators per token, and what sets the coefficient of the penalty.
+"""KL divergence to the reference: per-token estimators, and the controller of the penalty's coefficient.
 
-With r = p_ref / p and tokens drawn from p (Schulman, "Approximating KL divergence", 2020):
+With r = p_ref / p and tokens sampled from p (Schulman, "Approximating KL divergence", 2020):
     k1 = -log r                  unbiased, high variance, may be negative
-    k2 = (log r)² / 2            biased, its gradient is that of the KL
+    k2 = (log r)² / 2            biased, but with the gradient of the KL
     k3 = r - 1 - log r           unbiased, low variance, never negative
 """
 
@@ -19,24 +19,27 @@ from rlcore.errors import require
 
 Estimator = Literal["k1", "k2", "k3"]
 _MAX_LOG_RATIO = 20.0
-"""exp(20) = 5e8: beyond it k3 would overflow in float32 long before it means anything."""
+"""exp(20) = 5e8; larger ratios carry no information and would overflow k3 in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLConfig:
-    """The penalty for leaving the reference."""
+    """Penalty for diverging from the reference."""
 
     coefficient: float = 0.0
-    """0: no penalty, and no reference model unless `monitor`."""
+    """Weight of the penalty; 0: no penalty, and no reference model unless `monitor`."""
     where: Literal["loss", "reward"] = "loss"
+    """Add the penalty to the loss, or subtract it from the reward."""
     estimator: Estimator = "k3"
+    """Estimator of the KL per token."""
     controller: Literal["fixed", "adaptive"] = "fixed"
+    """adaptive: change the coefficient during training to reach `target`."""
     target: float = 0.1
-    """adaptive, which needs where=reward: the KL per response to aim at."""
+    """Target KL per response of the adaptive controller, which requires where=reward."""
     horizon: float = 10000.0
-    """adaptive: responses over which the coefficient adapts."""
+    """Number of responses over which the adaptive controller changes the coefficient."""
     monitor: bool = False
-    """Hold a reference and log the KL even without a penalty."""
+    """Load a reference and log the KL even without a penalty."""
 
     def __post_init__(self) -> None:
         require(self.coefficient >= 0, "coefficient", "0 or more", self.coefficient, 0.01)
@@ -55,7 +58,7 @@ class KLConfig:
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) -> Tensor:
-    """Per-token estimate, same shape."""
+    """Return the estimate for each token, in the shape of the inputs."""
     log_ratio = ref_log_probs - log_probs
     if estimator == "k1":
         return -log_ratio
@@ -66,7 +69,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) 
 
 
 class KLController:
-    """The coefficient: constant, or following a target.
+    """Coefficient of the KL penalty: constant, or adapted to a target.
 
     Adaptive, arXiv 1909.08593, section 2.2: e = clip(KL / target - 1, -0.2, 0.2); coefficient *= 1 + e · n / horizon.
     """
@@ -76,7 +79,7 @@ class KLController:
         self.coefficient = config.coefficient
 
     def observe(self, kl: float, num_samples: int) -> None:
-        """The mean KL per response of this step, over so many responses."""
+        """Adapt the coefficient to this step's mean KL per response, over `num_samples` responses."""
         if self._config.controller == "adaptive":
             error = min(0.2, max(-0.2, kl / self._config.target - 1.0))
             self.coefficient *= 1.0 + error * num_samples / self._config.horizon

@@ -1,4 +1,4 @@
-"""Losses: pure functions to one term per token. Core averages them; nothing here takes a mean.
+"""Losses: pure functions that return one term per token; the core averages the terms.
 
 Shapes: T tokens.
 """
@@ -14,13 +14,13 @@ from rlcore.algorithms.kl import kl_estimate
 
 
 class PolicyLoss(NamedTuple):
-    """Terms of the clipped policy loss, and what to log; all [T]."""
+    """Terms of the clipped policy loss, and metrics; all [T]."""
 
     terms: Tensor
     clipped: Tensor
-    """1 where a clip decides, so that the token has no gradient."""
+    """1 where a clip is active, so that the token has no gradient, else 0."""
     kl: Tensor
-    """k3 of the old policy and the new."""
+    """k3 estimate of KL(old policy || new policy)."""
 
 
 def clipped_policy_loss(
@@ -32,10 +32,10 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> PolicyLoss:
-    """-min(ratio · A, clip(ratio, 1 - clip_low, 1 + clip_high) · A), with ratio = exp(log p - log p_old).
+    """Return -min(ratio · A, clip(ratio, 1 - clip_low, 1 + clip_high) · A), with ratio = exp(log p - log p_old).
 
-    PPO, arXiv 1707.06347, eq. 7; clip_high > clip_low is DAPO's clip-higher (arXiv 2503.14476). dual_clip > 1 bounds the
-    term of a negative advantage by -dual_clip · A (arXiv 1912.09729, eq. 5); 0 leaves it out.
+    PPO, arXiv 1707.06347, eq. 7; clip_high > clip_low is DAPO's clip-higher (arXiv 2503.14476). dual_clip > 1
+    bounds the term of a negative advantage by -dual_clip · A (arXiv 1912.09729, eq. 5); 0 disables it.
     """
     ratio = torch.exp((log_probs - old_log_probs).clamp(-20.0, 20.0))
     plain = -ratio * advantages
@@ -50,7 +50,10 @@ def clipped_policy_loss(
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
-    """0.5 · max((V - R)², (clip(V, V_old ± clip) - R)²), [T], and 1 where the clip decides; clip=0 leaves it out."""
+    """Return 0.5 · max((V - R)², (clip(V, V_old ± clip) - R)²), [T], and 1 where the clip is active, [T].
+
+    clip=0 disables the clip.
+    """
     plain = (values - returns) ** 2
     if not clip:
         return 0.5 * plain, torch.zeros_like(plain)

@@ -6,7 +6,8 @@
 
 Departures from the paper:
 1. Actor and critic are two models with two optimisers.
-2. Advantages are whitened over the whole step, not per mini-batch, so that cutting does not change the gradient.
+2. Advantages are whitened over the whole step, not per mini-batch, so the gradient does not depend on how a
+   step is split.
 """
 
 from __future__ import annotations
@@ -33,20 +34,23 @@ class PPOConfig(PolicyGradientConfig):
     """Settings of PPO."""
 
     gamma: float = 1.0
+    """Discount per token."""
     lam: float = 0.95
+    """Lambda of generalised advantage estimation."""
     clip_value: float = 0.2
-    """0: the value loss is not clipped."""
+    """Clip range around the old value; 0: the value loss is not clipped."""
     whiten: bool = True
+    """Normalise advantages over all loss tokens of the step."""
 
     def __post_init__(self) -> None:
-        PolicyGradientConfig.__post_init__(self)  # super() does not know a class that slots=True made anew
+        PolicyGradientConfig.__post_init__(self)  # super() fails here, because slots=True replaces the class
         require(0 <= self.gamma <= 1, "gamma", "a number from 0 to 1", self.gamma, 1.0)
         require(0 <= self.lam <= 1, "lam", "a number from 0 to 1", self.lam, 0.95)
         require(self.clip_value >= 0, "clip_value", "0 or more", self.clip_value, 0.2)
 
 
 class PPO(PolicyGradient):
-    """Advantages from a critic."""
+    """Clipped policy gradient with advantages from a critic."""
 
     Config = PPOConfig
     advantage_column = "advantages"
@@ -62,7 +66,7 @@ class PPO(PolicyGradient):
         return ["old_log_probs", "advantages", "returns", "rewards", "advantage_mean", "advantage_std"]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Generate, score, log-probs of actor and reference, values, and advantages next to the data."""
+        """Generate, score, compute log-probs and values, and estimate advantages next to the data."""
         samples = roles.score(roles.generate(prompts)).balance(roles.actor.dp_size)
         samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
         if self.needs_reference:
@@ -93,7 +97,7 @@ class PPO(PolicyGradient):
         return (batch["advantages"] - mean) / std  # type: ignore[no-any-return]
 
     def value_loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """The critic's loss terms."""
+        """Return the critic's loss terms."""
         assert out.values is not None, "the critic's outputs have values"
         returns = batch["returns"]
         terms, clipped = clipped_value_loss(out.values, batch["values"], returns, clip=self.config.clip_value)
@@ -101,7 +105,7 @@ class PPO(PolicyGradient):
         return LossTerms(terms=terms, metrics={"clip_fraction": clipped, "value": out.values, "squared_error": error})
 
     def _whitening(self, estimated: Batch, samples: Batch) -> dict[str, Tensor]:
-        """Mean and standard deviation over all loss tokens of the step, from sums per row."""
+        """Return mean and standard deviation over all loss tokens of the step, computed from row sums."""
         total, squares = estimated.fetch("advantage_sum", "advantage_squares")
         ones = torch.ones(len(samples))
         if not self.config.whiten:
@@ -113,9 +117,10 @@ class PPO(PolicyGradient):
 
 
 def estimate_advantages(batch: Batch, *, gamma: float, lam: float, kl_coefficient: float, kl_estimator: str) -> Batch:
-    """Token rewards and GAE for a share of the samples. Runs next to the data.
+    """Compute token rewards and GAE for one data-parallel share of the samples; runs next to the data.
 
-    Columns `rewards`, `advantages`, `returns` [T], and per row `kl`, `advantage_sum`, `advantage_squares`.
+    Returns the token columns `rewards`, `advantages`, `returns`, and the row columns `kl`, `advantage_sum`,
+    `advantage_squares`.
     """
     mask = batch["loss_mask"]
     kl = torch.zeros(batch.num_tokens)
@@ -137,7 +142,7 @@ def estimate_advantages(batch: Batch, *, gamma: float, lam: float, kl_coefficien
 
 
 def last_loss_tokens(loss_mask: Tensor, lengths: Tensor) -> Tensor:
-    """Position of the last loss token of each row that has one."""
+    """Return the position of the last loss token of each row that has one."""
     row = torch.arange(len(lengths)).repeat_interleave(lengths)[loss_mask]
     where = loss_mask.nonzero().squeeze(1)
     ends = torch.ones(len(row), dtype=torch.bool)

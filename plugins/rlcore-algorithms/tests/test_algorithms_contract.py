@@ -1,4 +1,4 @@
-"""Every algorithm of the package keeps the contract, with its own settings and with some that change the data flow."""
+"""Contract tests for every algorithm of the package, with its defaults and with settings that change the data flow."""
 
 import torch
 from rlcore_algorithms.best_of_n import BestOfN
@@ -70,19 +70,19 @@ for name, (algorithm, settings) in VARIANTS.items():
 
 
 def likelier_for_the_teacher(self, experience):
-    """The fakes' teacher finds a token less likely than the student by (id % 3) / 4."""
+    """Select the best rows: the fake teacher's log-prob of a token is (id % 3) / 4 below the student's."""
     local = experience.local()
     loss = local.per_row(torch.where(local["loss_mask"], local["input_ids"] % 3, 0))
     return loss <= loss.min()
 
 
-def better_than_the_greedy_one(self, experience):
+def better_than_the_greedy_response(self, experience):
     return experience.fetch("advantage") > 0
 
 
 TestDistillation.better = likelier_for_the_teacher  # noqa: F821
-TestReMax.better = better_than_the_greedy_one  # noqa: F821
-TestSAPOWithReMaxCorrectedBySequence.better = better_than_the_greedy_one  # noqa: F821
+TestReMax.better = better_than_the_greedy_response  # noqa: F821
+TestSAPOWithReMaxCorrectedBySequence.better = better_than_the_greedy_response  # noqa: F821
 
 
 class TestOnlineDPO(AlgorithmContract):
@@ -141,15 +141,15 @@ class TestRewardModel(AlgorithmContract):
     def test_collect_keeps_every_sample_with_its_own_tokens(self):
         _, roles, experience = self.collected()
         assert roles.store.num_far_reads == 0
-        drawn, found = roles.generated, experience.local()
-        ends = drawn.offsets()[1:] - 1
-        assert torch.equal(found.lengths, drawn.lengths + 1)
+        generated, found = roles.generated, experience.local()
+        ends = generated.offsets()[1:] - 1
+        assert torch.equal(found.lengths, generated.lengths + 1)
         last = found.offsets()[1:] - 1
-        assert torch.equal(found["input_ids"][last], drawn["input_ids"][ends])
-        assert torch.equal(found["input_ids"][last - 1], drawn["input_ids"][ends])
+        assert torch.equal(found["input_ids"][last], generated["input_ids"][ends])
+        assert torch.equal(found["input_ids"][last - 1], generated["input_ids"][ends])
         assert found["loss_mask"].nonzero().squeeze(1).tolist() == last.tolist()
 
 
 def score(batch):
-    """Made up: something that depends on the tokens."""
+    """Compute an arbitrary score that depends on the tokens."""
     return Batch.of(lengths=batch.lengths, rows={"score": batch.per_row((batch["input_ids"] % 5).float()) / 10})

@@ -1,4 +1,4 @@
-"""Estimator × loss: what goes together, what is refused when the config is read, and what is refused by the plan."""
+"""Combinations of estimator and loss: which ones work, and which are refused when the config is read."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -34,7 +34,7 @@ WHOLE = [GSPO, GMPO]
 
 
 def step(algorithm, **settings):
-    """Terms of the actor's loss on two prompts of fakes."""
+    """Compute the terms of the actor's loss on two prompts with fake roles."""
     made = algorithm(algorithm.Config(**settings))
     roles = FakeRoles([role.name for role in made.roles()])
     rows = {"prompt_id": [8, 5], "group_id": [0, 1], "seed": [1, 2]}
@@ -45,9 +45,9 @@ def step(algorithm, **settings):
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))
 @pytest.mark.parametrize("algorithm", LOSSES, ids=lambda algorithm: algorithm.__name__)
-def test_every_estimator_goes_with_every_loss_unless_the_loss_wants_whole_responses(algorithm, estimator):
+def test_every_estimator_works_with_every_loss_except_token_advantages_with_response_ratios(algorithm, estimator):
     if algorithm in WHOLE and estimator == "reinforce_plus_plus":
-        with pytest.raises(ConfigError, match="expected one advantage for a whole response"):
+        with pytest.raises(ConfigError, match="expected an estimator with one advantage per response"):
             algorithm.Config(estimator=estimator)
         return
 
@@ -61,7 +61,7 @@ def test_every_estimator_goes_with_every_loss_unless_the_loss_wants_whole_respon
     ("algorithm", "settings", "words"),
     [
         (GSPO, {"estimator": "reinforce_plus_plus"}, ["algorithm.estimator", "gspo has one ratio", "estimator=grpo"]),
-        (GSPO, {"average": "token-mean"}, ["algorithm.average", "one term for a response"]),
+        (GSPO, {"average": "token-mean"}, ["algorithm.average", "one term per response"]),
         (GMPO, {"average": "seq-mean-token-sum"}, ["algorithm.average", "gmpo"]),
         (GSPO, {"dual_clip": 3.0}, ["algorithm.dual_clip", "gspo has no such bound"]),
         (SAPO, {"clip_high": 0.28}, ["algorithm.clip_high", "sapo has no such bound", "clip_high=0.2"]),
@@ -72,15 +72,15 @@ def test_every_estimator_goes_with_every_loss_unless_the_loss_wants_whole_respon
         (KLCov, {"minibatches": 1}, ["algorithm.minibatches", "the penalty has no gradient", "minibatches=2"]),
         (KLCov, {"share": 0.0}, ["algorithm.share"]),
         (ClipCov, {"cov_low": 6.0}, ["algorithm.cov_high", "more than cov_low=6.0"]),
-        (ReMax, {"skip_zero_variance_groups": True}, ["algorithm.skip_zero_variance_groups", "has a gradient, too"]),
+        (ReMax, {"skip_zero_variance_groups": True}, ["algorithm.skip_zero_variance_groups", "have a gradient"]),
         (ReMax, {"refill": {"rounds": 3}}, ["algorithm.refill.rounds", "estimator=remax", "refill.rounds=0"]),
         (DAPO, {"estimator": "reinforce"}, ["algorithm.refill.rounds", "estimator=reinforce"]),
-        (GPG, {"skip_zero_variance_groups": True}, ["algorithm.skip_zero_variance_groups", "alpha makes up"]),
+        (GPG, {"skip_zero_variance_groups": True}, ["algorithm.skip_zero_variance_groups", "alpha already"]),
         (DAPO, {"kl": {"coefficient": 0.1, "estimator": "k1"}}, ["algorithm.kl.estimator", "no gradient on average"]),
         (DAPO, {"kl": {"controller": "adaptive", "where": "reward"}}, ["algorithm.kl.coefficient", "multiplies it"]),
         (DAPO, {"overlong": {"factor": 0.5}}, ["algorithm.overlong.factor", "without overlong.tokens"]),
         (BestOfN, {"keep": "passed"}, ["algorithm.threshold", "the lowest reward that passes"]),
-        (RLOO, {"gamma": 0.9}, ["algorithm.gamma", "estimator=rloo", "one advantage to a whole response"]),
+        (RLOO, {"gamma": 0.9}, ["algorithm.gamma", "estimator=rloo", "whole response one advantage"]),
         (RLOO, {"estimator": "rlo"}, ["algorithm.estimator", "rloo"]),
         (DAPO, {"refill": {"rounds": -1}}, ["algorithm.refill.rounds"]),
         (DAPO, {"overlong": {"tokens": -1}}, ["algorithm.overlong.tokens"]),
@@ -89,7 +89,7 @@ def test_every_estimator_goes_with_every_loss_unless_the_loss_wants_whole_respon
         (SFT, {"clip_high": 0.3}, ["algorithm.clip_high", "no such setting"]),
     ],
 )
-def test_what_makes_no_sense_is_refused_when_the_config_is_read(algorithm, settings, words):
+def test_settings_that_make_no_sense_are_refused_when_the_config_is_read(algorithm, settings, words):
     with pytest.raises(ConfigError) as raised:
         build(algorithm.Config, settings, "algorithm")
 
@@ -97,7 +97,7 @@ def test_what_makes_no_sense_is_refused_when_the_config_is_read(algorithm, setti
     assert "\n" in str(raised.value), "the second line says what to type"
 
 
-def test_every_registered_algorithm_loads_and_its_file_tells_its_equation():
+def test_every_registered_algorithm_loads_and_its_module_docstring_has_its_equation():
     found = [entry for entry in entry_points(group="rlcore.algorithm") if entry.value.startswith("rlcore_algorithms")]
 
     assert {entry.name: "rlcore-algorithms" for entry in found} == known_names("algorithm")
@@ -112,7 +112,7 @@ def test_every_registered_algorithm_loads_and_its_file_tells_its_equation():
 @pytest.mark.parametrize(
     "name", [name for name, owners in presets("algorithm").items() if "rlcore-algorithms" in owners]
 )
-def test_shipped_settings_are_those_of_an_algorithm_of_this_package(name):
+def test_shipped_presets_configure_algorithms_of_this_package(name):
     config = compose([f"algorithm={name}"], complete=False).config.algorithm
     resolved = resolve("algorithm", config.name)
 

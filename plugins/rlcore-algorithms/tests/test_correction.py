@@ -1,4 +1,4 @@
-"""Off-policy correction: weights by hand, what they do to terms and gradients, and with which losses they go."""
+"""Off-policy correction: hand-worked weights, and their effect on the terms and gradients of several losses."""
 
 import math
 
@@ -16,7 +16,7 @@ from rlcore.errors import ConfigError
 from rlcore.types import TokenOutputs
 
 LOG2 = math.log(2)
-# log-ratio of trainer and engine: row 1 (behind a prompt of one token) log 4 and -log 2; row 2 a prompt and log 2
+# log-ratio of trainer and engine: after a prompt of one token, row 1 has log 4 and -log 2, row 2 has log 2
 D = torch.tensor([9.0, 2 * LOG2, -LOG2, 9.0, LOG2])
 BATCH = Batch.of(
     lengths=[3, 2],
@@ -26,7 +26,7 @@ SEEN = BATCH["loss_mask"]
 
 
 def weights(**settings):
-    """Of the three loss tokens."""
+    """Return the weights of the three loss tokens, and the metrics."""
     terms, metrics = correct(torch.ones(5), -1.0 + D, BATCH, CorrectionConfig(**settings))
     return terms[SEEN].tolist(), metrics
 
@@ -52,7 +52,7 @@ def weights(**settings):
         pytest.param(
             {"weight": "token", "high": 10.0, "reject": "max_k3", "reject_above": 0.5},
             [0, 0, 2],
-            id="weighed-and-rejected",
+            id="weighted-and-rejected",
         ),
     ],
 )
@@ -60,13 +60,13 @@ def test_weights_of_a_hand_worked_batch(settings, wanted):
     assert weights(**settings)[0] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_an_engine_that_is_too_sure_is_rejected_as_one_that_is_not_sure_enough():
+def test_a_negative_log_ratio_is_rejected_like_a_positive_one():
     terms, _ = correct(torch.ones(5), -1.0 - D, BATCH, CorrectionConfig(reject="mean_k1", reject_above=0.5))
 
     assert terms[SEEN].tolist() == [1, 1, 0]
 
 
-def test_metrics_say_how_far_the_engine_is_off_and_what_was_done():
+def test_metrics_report_divergence_weights_and_rejections():
     _, metrics = weights(weight="token", high=2.5, beyond="mask", reject="mean_k1", reject_above=0.5)
 
     # k3 = exp(d) - 1 - d: 4 - 1 - 2 log 2, 1/2 - 1 + log 2, 2 - 1 - log 2
@@ -76,19 +76,19 @@ def test_metrics_say_how_far_the_engine_is_off_and_what_was_done():
     assert metrics["correction/weight"][SEEN].tolist() == pytest.approx([0, 0.5, 0])
 
 
-def test_without_a_setting_nothing_happens():
+def test_without_a_correction_terms_are_unchanged():
     terms = torch.ones(5)
 
     assert correct(terms, -1.0 + D, BATCH, CorrectionConfig()) == (terms, {})
 
 
-def test_an_engine_that_agrees_has_weight_1():
+def test_weights_are_1_when_engine_and_trainer_agree():
     for weight in ("token", "sequence"):
         terms, _ = correct(torch.ones(5), BATCH["rollout_log_probs"], BATCH, CorrectionConfig(weight=weight))
         assert terms.tolist() == [1.0] * 5
 
 
-def test_an_engine_infinitely_far_off_leaves_finite_terms():
+def test_infinite_log_ratios_give_finite_terms():
     far = torch.tensor([0.0, torch.inf, -torch.inf, 0.0, torch.inf])
 
     terms, metrics = correct(torch.ones(5), far, BATCH, CorrectionConfig(weight="sequence", reject="max_k3"))
@@ -98,7 +98,7 @@ def test_an_engine_infinitely_far_off_leaves_finite_terms():
 
 
 @pytest.mark.parametrize("algorithm", [RLOO, DAPO, GSPO, DualClipPPO], ids=lambda algorithm: algorithm.__name__)
-def test_the_weight_of_a_token_scales_its_gradient_and_leaves_the_entropy_bonus(algorithm):
+def test_the_weight_of_a_token_scales_its_policy_gradient_but_not_the_entropy_bonus(algorithm):
     columns = {"advantage": [1.0, -2.0]}
     if algorithm is DualClipPPO:
         columns = {"advantage_mean": [0.0, 0.0], "advantage_std": [1.0, 1.0]}
@@ -113,8 +113,8 @@ def test_the_weight_of_a_token_scales_its_gradient_and_leaves_the_entropy_bonus(
         terms = made.loss(TokenOutputs(log_probs=log_probs, entropy=entropy), batch).terms
         gradients.append(torch.autograd.grad(terms[SEEN].sum(), [log_probs, entropy]))
 
-    (plain, bonus), (weighed, same_bonus) = gradients
-    assert (weighed / plain)[SEEN].tolist() == pytest.approx([4, 0.5, 2], abs=1e-5)
+    (plain, bonus), (weighted, same_bonus) = gradients
+    assert (weighted / plain)[SEEN].tolist() == pytest.approx([4, 0.5, 2], abs=1e-5)
     assert torch.equal(bonus, same_bonus)
 
 
@@ -124,12 +124,12 @@ def test_the_weight_of_a_token_scales_its_gradient_and_leaves_the_entropy_bonus(
         ({"low": -1.0}, ["algorithm.correction.low", "0 or more"]),
         ({"low": 3.0}, ["algorithm.correction.high", "more than low=3.0"]),
         ({"reject": "mean_k1", "reject_above": 0.0}, ["algorithm.correction.reject_above", "more than 0"]),
-        ({"high": 5.0, "beyond": "mask"}, ["algorithm.correction.beyond", "weight=none does not look at it"]),
+        ({"high": 5.0, "beyond": "mask"}, ["algorithm.correction.beyond", "weight=none ignores it"]),
         ({"weight": "token", "reject_above": 0.5}, ["algorithm.correction.reject_above", "reject=none"]),
         ({"weight": "tokens"}, ["algorithm.correction.weight", "token, sequence"]),
     ],
 )
-def test_settings_without_meaning_are_refused(settings, words):
+def test_settings_without_an_effect_are_refused(settings, words):
     with pytest.raises(ConfigError) as raised:
         build(DAPO.Config, {"correction": settings}, "algorithm")
 

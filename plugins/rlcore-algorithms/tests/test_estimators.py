@@ -1,4 +1,4 @@
-"""Advantages: hand-worked tables, independent loops in float64, and what must hold for any rewards."""
+"""Advantages: hand-worked tables, independent loops in float64, and invariants."""
 
 import math
 
@@ -22,13 +22,13 @@ LENGTH = torch.tensor([2, 4, 1, 3, 1, 2])
         # group 7 has mean 1/2 and sample standard deviation sqrt(4 · 1/4 / 3) = 0.57735
         pytest.param("grpo", [0.866024, 0, -0.866024, -0.866024, 0, 0.866024], id="grpo"),
         pytest.param("dr_grpo", [0.5, 0, -0.5, -0.5, 0, 0.5], id="dr-grpo"),
-        # the others of the first have 0, 0, 1: 1 - 1/3; of the third 1, 0, 1: 0 - 2/3
+        # the first's other responses have 0, 0, 1: 1 - 1/3; the third's have 1, 0, 1: 0 - 2/3
         pytest.param("rloo", [2 / 3, 0, -2 / 3, -2 / 3, 0, 2 / 3], id="rloo"),
         # the mean of all six is 1/2
         pytest.param("reinforce", [0.5, 0, -0.5, -0.5, 0, 0.5], id="reinforce"),
         # (2 · 1 + 1 · 0 + 3 · 0 + 2 · 1) / 8 = 1/2 in group 7
         pytest.param("opo", [0.5, 0, -0.5, -0.5, 0, 0.5], id="opo"),
-        # alpha = 6 responses / 4 of a group that differs
+        # alpha = 6 responses / 4 in groups with variance
         pytest.param("gpg", [0.75, 0, -0.75, -0.75, 0, 0.75], id="gpg"),
         # over 13 tokens: mean (2 · .5 - 1 · .5 - 3 · .5 + 2 · .5) / 13 = 0, variance 8 · 0.25 / 13
         pytest.param(
@@ -42,7 +42,7 @@ def test_advantages_of_a_hand_worked_step(name, wanted):
     assert ROW_ESTIMATORS[name](REWARD, GROUP, LENGTH).tolist() == pytest.approx(wanted, abs=2e-6)
 
 
-def test_opo_weighs_the_baseline_by_length():
+def test_opo_weights_the_baseline_by_length():
     # (1 · 1 + 3 · 0) / 4 = 1/4
     advantage = ROW_ESTIMATORS["opo"](torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([1, 3]))
 
@@ -50,7 +50,7 @@ def test_opo_weighs_the_baseline_by_length():
 
 
 def published(name, reward, group, length):
-    """The formulas as papers and other implementations write them, one response at a time."""
+    """Evaluate the formulas of papers and other implementations, one response at a time."""
     found = []
     tokens = [(r - mean_of(reward, group, g)) for r, g, n in zip(reward, group, length) for _ in range(n)]
     mean = sum(tokens) / len(tokens)
@@ -101,7 +101,7 @@ def test_advantages_agree_with_the_published_formulas(name):
 
 
 @pytest.mark.parametrize("name", ROW_ESTIMATORS)
-def test_a_single_response_and_no_response_at_all_have_finite_advantages(name):
+def test_a_single_response_has_advantage_0_and_no_responses_have_none(name):
     one = ROW_ESTIMATORS[name](torch.tensor([0.3]), torch.tensor([5]), torch.tensor([4]))
     none = ROW_ESTIMATORS[name](
         torch.tensor([]), torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64)
@@ -133,13 +133,13 @@ LENGTHS = torch.tensor([4, 1, 2])
         pytest.param(0.5, [0, 0, 0, 2, 0, 2.5, 4], id="discounted"),
     ],
 )
-def test_returns_go_from_loss_token_to_loss_token(gamma, wanted):
+def test_returns_skip_tokens_outside_the_mask(gamma, wanted):
     rewards = torch.tensor([9.0, -1.0, 9.0, 2.0, 9.0, 0.5, 4.0], dtype=torch.float64)
 
     assert returns_to_go(rewards, MASK, LENGTHS, gamma).tolist() == wanted
 
 
-def test_rewards_of_tokens_are_minus_the_penalty_and_the_score_at_the_end():
+def test_token_rewards_are_the_negative_penalty_plus_the_score_at_the_last_token():
     batch = Batch.of(
         lengths=LENGTHS,
         tokens={
@@ -152,12 +152,12 @@ def test_rewards_of_tokens_are_minus_the_penalty_and_the_score_at_the_end():
 
     found = token_returns(batch, gamma=1.0, kl=0.1, estimator="k1")
 
-    # k1 = log p - log p_ref: 1 at token 1, 0.5 at token 5; the row without loss tokens has no place for its score
+    # k1 = log p - log p_ref: 1 at token 1, 0.5 at token 5; the score of the row without loss tokens is lost
     assert found["returns"].tolist() == pytest.approx([0, 0.9, 0, 1.0, 0, -0.05, 0])
     assert found["return_sum"].tolist() == pytest.approx([1.9, 0, -0.05])
 
 
-def test_whitened_returns_have_mean_0_and_deviation_1_over_the_loss_tokens_of_the_step():
+def test_whitened_returns_have_mean_0_and_standard_deviation_1_over_the_loss_tokens_of_the_step():
     roles = FakeRoles(["actor"])
     prompts = Batch.of(lengths=[2, 3], tokens={"input_ids": [1, 2, 3, 4, 5]}, rows={"group_id": [0, 1], "seed": [1, 2]})
     samples = roles.score(roles.generate(prompts))

@@ -1,4 +1,4 @@
-"""Pairs: the loss cut by rows has value and gradient of the joint one, and margins follow the weights."""
+"""Pairs: the loss split by rows has the value and gradient of the joint loss, and margins follow the weights."""
 
 import math
 
@@ -27,7 +27,7 @@ def pairs(margins):
     )
 
 
-def test_the_dpo_loss_cut_by_rows_is_the_published_one():
+def test_the_dpo_loss_split_by_rows_equals_the_published_one():
     generator = torch.Generator().manual_seed(0)
     log_probs = -torch.rand(14, generator=generator, dtype=torch.float64)
     ref = -torch.rand(14, generator=generator, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_the_dpo_loss_cut_by_rows_is_the_published_one():
     assert torch.allclose(leaf.grad, joint.grad, atol=1e-8)
 
 
-def test_the_reward_model_loss_is_that_of_bradley_and_terry():
+def test_the_reward_model_loss_is_the_bradley_terry_loss():
     values = torch.tensor([0.0, 1.0, 0.4, 0.0, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([0, 0, 1, 0, 1, 0], dtype=torch.bool)
     # scores 0.4 and -0.2: margin 0.6
@@ -83,7 +83,7 @@ def test_the_reward_model_loss_is_that_of_bradley_and_terry():
         pytest.param([], [], [], id="none"),
     ],
 )
-def test_best_is_paired_with_worst(reward, group, wanted):
+def test_the_best_response_is_paired_with_the_worst(reward, group, wanted):
     assert best_and_worst(torch.tensor(reward), torch.tensor(group, dtype=torch.int64)).tolist() == wanted
 
 
@@ -96,16 +96,16 @@ def test_best_is_paired_with_worst(reward, group, wanted):
         ({"keep": "passed", "threshold": 0.6}, [2]),
     ],
 )
-def test_best_of_n_keeps(settings, wanted):
+def test_best_of_n_keeps_the_best_or_all_above_the_threshold(settings, wanted):
     reward, group = torch.tensor([0.1, 0.5, 0.9, 0.5, 0.5]), torch.tensor([0, 0, 0, 1, 1])
 
     if "threshold" not in settings:
-        reward -= 5  # rewards may all be penalties
+        reward -= 5  # all rewards may be negative
     assert BestOfN(BestOfN.Config(**settings)).kept(reward, group).tolist() == wanted
 
 
 class Drifting(FakeRoles):
-    """Log-probs of the actor rise by 0.25 at the first token of a response with every update."""
+    """Fake roles whose actor changes the log-probs of responses with every update."""
 
     def __init__(self, names):
         super().__init__(names)
@@ -127,7 +127,7 @@ def shifted(batch, *, by):
     )
 
 
-def test_mini_batches_are_whole_pairs_with_margins_of_the_weights_that_they_meet():
+def test_mini_batches_are_whole_pairs_with_margins_under_the_current_weights():
     algorithm = OnlineDPO(OnlineDPO.Config(minibatches=2, beta=1.0))
     roles = Drifting([role.name for role in algorithm.roles()])
     rows = {"prompt_id": [8, 5], "group_id": [0, 1], "seed": [1, 2]}
@@ -145,7 +145,7 @@ def test_mini_batches_are_whole_pairs_with_margins_of_the_weights_that_they_meet
     assert second.fetch("margin")[0].item() != before[second.fetch("sample_id")[0].item()]
 
 
-def test_the_score_token_stands_after_every_response():
+def test_the_score_token_is_appended_to_every_response():
     batch = Batch.of(lengths=[3, 1, 2], tokens={"input_ids": [5, 6, 7, 8, 9, 4], "loss_mask": [0, 1, 1, 1, 0, 1]})
 
     ended = with_score_token(batch)

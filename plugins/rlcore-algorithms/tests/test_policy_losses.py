@@ -1,4 +1,4 @@
-"""Losses: one token or one response by hand, the published formulas on padded float64 tables, and gradients."""
+"""Losses: hand-worked tokens, the published formulas on padded float64 tables, and gradients."""
 
 import math
 
@@ -19,7 +19,7 @@ WIDE = {"clip_low": 0.2, "clip_high": 0.28}
 
 
 def token(algorithm, ratio, advantage, *, chosen=False, **settings):
-    """Term of one token whose new probability is `ratio` times the old one, and d term / d log p."""
+    """Compute the term of one token whose probability rose by the factor `ratio`, and d term / d log p."""
     log_prob = torch.tensor([0.0, math.log(ratio) - 1.5], dtype=torch.float64, requires_grad=True)
     batch = Batch.of(
         lengths=[2],
@@ -50,9 +50,11 @@ def sigmoid(x):
         pytest.param(GMPO, 0.5, -2.0, {}, 2 * math.exp(-0.4), 0.0, id="gmpo-bad-and-below-is-clipped"),
         pytest.param(GMPO, 2.0, -2.0, {}, 4.0, 4.0, id="gmpo-bad-and-above-is-not"),
         # log p = log 2 - 1.5; the weight 1.28 is a constant
-        pytest.param(CISPO, 2.0, 2.0, {}, -1.28 * 2 * (math.log(2) - 1.5), -2.56, id="cispo-bounded-but-not-cut"),
+        pytest.param(CISPO, 2.0, 2.0, {}, -1.28 * 2 * (math.log(2) - 1.5), -2.56, id="cispo-bounded-but-not-clipped"),
         pytest.param(CISPO, 0.5, -2.0, {}, 0.5 * 2 * (math.log(0.5) - 1.5), 1.0, id="cispo-has-no-lower-bound"),
-        pytest.param(CISPO, 0.5, -2.0, {"clip_low": 0.2}, 1.6 * (math.log(0.5) - 1.5), 1.6, id="cispo-given-one"),
+        pytest.param(
+            CISPO, 0.5, -2.0, {"clip_low": 0.2}, 1.6 * (math.log(0.5) - 1.5), 1.6, id="cispo-with-a-lower-bound"
+        ),
         pytest.param(SAPO, 1.0, 2.0, {}, -4.0, -2.0, id="sapo-on-policy-is-the-policy-gradient"),
         # f = 4 sigmoid(0.5), f' = 4 sigmoid(0.5) (1 - sigmoid(0.5)) · ratio
         pytest.param(
@@ -67,9 +69,9 @@ def sigmoid(x):
             4 * sigmoid(-1.0) * sigmoid(1.0) * 0.5,
             id="sapo-has-another-temperature-for-bad",
         ),
-        pytest.param(GPG, 3.0, 2.0, {}, -2 * (math.log(3) - 1.5), -2.0, id="gpg-knows-no-ratio"),
+        pytest.param(GPG, 3.0, 2.0, {}, -2 * (math.log(3) - 1.5), -2.0, id="gpg-has-no-ratio"),
         pytest.param(ClipCov, 1.1, 2.0, {}, -2.2, -2.2, id="clip-cov-leaves-others"),
-        pytest.param(ClipCov, 1.1, 2.0, {"chosen": True}, -2.2, 0.0, id="clip-cov-takes-the-gradient-of-the-chosen"),
+        pytest.param(ClipCov, 1.1, 2.0, {"chosen": True}, -2.2, 0.0, id="clip-cov-removes-the-gradient-of-the-chosen"),
         pytest.param(KLCov, 2.0, 1.0, {}, -2.0, -2.0, id="kl-cov-does-not-clip-others"),
         # -2 + 0.5 · log 2, and the gradient of |log ratio| is 1
         pytest.param(
@@ -79,7 +81,7 @@ def sigmoid(x):
             {"chosen": True, "penalty": 0.5},
             -2 + 0.5 * math.log(2),
             -1.5,
-            id="kl-cov-holds-the-chosen",
+            id="kl-cov-penalises-the-chosen",
         ),
         pytest.param(
             KLCov,
@@ -88,7 +90,7 @@ def sigmoid(x):
             {"chosen": True, "penalty": 0.5},
             -0.5 + 0.5 * math.log(2),
             -1.0,
-            id="kl-cov-from-both-sides",
+            id="kl-cov-penalises-both-directions",
         ),
     ],
 )
@@ -103,7 +105,7 @@ P, T = 6, 9
 
 
 def table():
-    """Padded [P, T] log-probs, old log-probs and mask, and [P] advantages, as other implementations hold them."""
+    """Make padded [P, T] log-probs, old log-probs and mask, and [P] advantages, as in other implementations."""
     generator = torch.Generator().manual_seed(11)
     lengths = torch.tensor([9, 1, 4, 7, 3, 5])
     mask = torch.arange(T)[None] < lengths[:, None]
@@ -114,13 +116,13 @@ def table():
 
 
 def gspo(new, old, mask, advantages, lengths):
-    """arXiv 2507.18071, eq. 5 to 7: the ratio of a whole response."""
+    """Compute arXiv 2507.18071, eq. 5 to 7, with one ratio per response."""
     ratio = (((new - old) * mask).sum(1) / lengths).exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - 0.2, 1 + 0.28) * advantages).mean()
 
 
 def gmpo(new, old, mask, advantages, lengths):
-    """arXiv 2507.20673, eq. 5, in the sign form that verl has."""
+    """Compute arXiv 2507.20673, eq. 5, in verl's form with signs."""
     sign = advantages.sign()[:, None]
     difference = new - old
     smallest = torch.minimum(sign * difference, sign * difference.clamp(-0.4, 0.4))
@@ -129,7 +131,7 @@ def gmpo(new, old, mask, advantages, lengths):
 
 
 def sapo(new, old, mask, advantages, lengths):
-    """arXiv 2511.20347, eq. 5 and 6, as in TRL: sigmoid(tau (r - 1)) · 4 / tau."""
+    """Compute arXiv 2511.20347, eq. 5 and 6, as in TRL: sigmoid(tau (r - 1)) · 4 / tau."""
     advantages = advantages[:, None]
     tau = torch.where(advantages > 0, 1.0, 1.05)
     per_token = -torch.sigmoid(tau * ((new - old).exp() - 1)) * 4 / tau * advantages
@@ -137,7 +139,7 @@ def sapo(new, old, mask, advantages, lengths):
 
 
 def cispo(new, old, mask, advantages, lengths):
-    """arXiv 2506.13585, eq. 4, as in TRL: min(r, 1 + eps) without gradient."""
+    """Compute arXiv 2506.13585, eq. 4, as in TRL: min(r, 1 + eps) without gradient."""
     weight = (new - old).exp().clamp(max=1.28).detach()
     return (-weight * advantages[:, None] * new * mask).sum() / mask.sum()
 
@@ -157,7 +159,7 @@ def test_losses_and_gradients_agree_with_the_published_formulas(algorithm, setti
     wanted = formula(new, old, mask, advantages, lengths)
     (wanted_gradient,) = torch.autograd.grad(wanted, new)
 
-    # the same rows laid end to end, each behind a prompt of two tokens
+    # the same rows concatenated, each after a prompt of two tokens
     behind = torch.cat([torch.zeros(P, 2, dtype=torch.bool), mask], dim=1)
     there = torch.cat([torch.ones(P, 2, dtype=torch.bool), mask], dim=1)
     flat_new = torch.nn.functional.pad(new.detach(), (2, 0))[there].requires_grad_()
@@ -184,5 +186,5 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(algorithm):
     terms, _ = algorithm(algorithm.Config()).terms(flat, flat.detach(), batch)
     (gradient,) = torch.autograd.grad((terms * torch.ones_like(terms)).sum(), flat)
 
-    # GSPO and GMPO carry each token's own gradient, whose mean over the response is the sequence's
+    # in GSPO and GMPO each token has its own gradient, whose mean over the response is the gradient of the sequence
     assert torch.allclose(gradient, -batch.per_token("advantage"), atol=1e-12)

@@ -24,15 +24,15 @@ PROMPTS = Batch.of(
 
 
 def rewards_of(roles, table):
-    """Groups in `table` have their own rewards, one value for each of four samples; others the fakes' 1, 0, 0, 0."""
+    """Return a sampler with the rewards of `table`, four for each group id; other groups have rewards 1, 0, 0, 0."""
 
-    def draw(roles, prompts):
+    def sample(roles, prompts):
         samples = roles.score(roles.generate(prompts))
         group, number = samples.fetch("group_id"), samples.fetch("sample_id") % 4
         reward = [table.get(g, [1.0, 0.0, 0.0, 0.0])[n] for g, n in zip(group.tolist(), number.tolist())]
         return samples.with_rows(reward=torch.tensor(reward))
 
-    return draw
+    return sample
 
 
 def refilled(table, rounds):
@@ -41,8 +41,8 @@ def refilled(table, rounds):
     return sorted(set(samples.fetch("group_id").tolist())), {name: mean.value for name, mean in notes.items()}, samples
 
 
-def test_groups_without_variance_are_replaced_by_those_of_further_prompts():
-    # 0 and 2 are all alike; the fakes' further prompts have groups 1000, 1001, …, of which 1000 is all alike, too
+def test_groups_without_variance_are_replaced_by_groups_of_further_prompts():
+    # 0 and 2 have no variance; the fakes' further prompts have groups 1000, 1001, …, and 1000 has no variance either
     groups, notes, samples = refilled({0: [0.0] * 4, 2: [1.0] * 4, 1000: [0.5] * 4}, rounds=5)
 
     assert groups == [1, 1001, 1002]
@@ -50,16 +50,16 @@ def test_groups_without_variance_are_replaced_by_those_of_further_prompts():
     assert len(samples) == 12
 
 
-def test_after_the_last_round_the_step_goes_on_with_what_there_is(caplog):
+def test_after_the_last_round_the_step_continues_with_the_groups_found(caplog):
     with caplog.at_level(logging.WARNING):
         groups, notes, _ = refilled({0: [0.0] * 4, 2: [1.0] * 4, 1000: [0.5] * 4}, rounds=2)
 
     assert groups == [1, 1001]
     assert notes == {"experience/rounds": 2, "experience/groups": 2}
-    assert "after 2 rounds 2 of 3 prompts have responses that differ" in caplog.text
+    assert "after 2 rounds 2 of 3 prompts have groups with variance" in caplog.text
 
 
-def test_a_step_without_any_variance_has_no_rows_and_its_columns():
+def test_a_step_without_any_variance_has_all_columns_but_no_rows():
     groups, notes, samples = refilled({group: [1.0] * 4 for group in (0, 1, 2)}, rounds=1)
 
     assert groups == []
@@ -67,7 +67,7 @@ def test_a_step_without_any_variance_has_no_rows_and_its_columns():
     assert "rollout_log_probs" in samples
 
 
-def test_without_rounds_every_group_stays():
+def test_without_refill_every_group_is_kept():
     algorithm, roles = DAPO(DAPO.Config(refill=RefillConfig(rounds=0))), FakeRoles(["actor"])
     algorithm._draw = rewards_of(roles, {0: [0.0] * 4})
 
@@ -76,28 +76,28 @@ def test_without_rounds_every_group_stays():
 
 @pytest.mark.parametrize(
     ("length", "wanted"),
-    # a limit of 20 and a margin of 8: nothing up to 12, half of it at 16, all of it at 20
+    # limit 20, tokens 8: no penalty up to 12, half of it at 16, all of it at 20
     [(1, 0.0), (12, 0.0), (13, -0.0625), (16, -0.25), (20, -0.5), (24, -0.5)],
 )
-def test_the_penalty_for_length_grows_over_the_margin(length, wanted):
+def test_the_overlong_penalty_grows_over_the_last_tokens_before_the_limit(length, wanted):
     penalty = overlong_penalty(torch.tensor([length]), 20, OverlongConfig(tokens=8, factor=0.5))
 
     assert penalty.tolist() == pytest.approx([wanted])
 
 
-def test_overlong_responses_lose_reward_before_they_are_compared():
+def test_the_overlong_penalty_is_applied_before_responses_are_compared():
     algorithm, roles = DAPO(DAPO.Config(overlong=OverlongConfig(tokens=4))), FakeRoles(["actor"])
 
     samples = algorithm.draw(roles, PROMPTS)
 
     length, reward = samples.fetch("num_loss_tokens", "reward")
     first = samples.fetch("sample_id") % 4 == 0
-    # the fakes' limit is 5 tokens: 1 token is free, and each further one costs 1/4
+    # the fakes' limit is 5 tokens: the first token is free, and each further one costs 1/4
     assert reward.tolist() == pytest.approx((first.double() - (length - 1) / 4).tolist())
 
 
 class Greedy:
-    """The rollout and the rewards of greedy responses: group 0 scores 0.25, group 1 fails, others 0."""
+    """Fake rollout and rewards of greedy responses: group 0 scores 0.25, group 1 fails, others score 0."""
 
     def __init__(self, roles):
         self.roles, self.asked = roles, []
@@ -116,7 +116,7 @@ class Greedy:
         return Batch.of(lengths=samples.lengths, rows=rows)
 
 
-def test_the_baseline_is_the_greedy_reward_of_the_prompt_and_the_mean_where_that_failed():
+def test_the_baseline_is_the_greedy_reward_or_the_mean_where_that_reward_failed():
     roles, notes = FakeRoles(["actor"]), {}
     samples = roles.score(roles.generate(PROMPTS)).take([0, 5, 4, 9, 8])  # groups 0, 1, 1, 2, 2
     greedy = roles.groups["rollout"] = roles.groups["reward"] = Greedy(roles)
@@ -129,18 +129,18 @@ def test_the_baseline_is_the_greedy_reward_of_the_prompt_and_the_mean_where_that
     assert notes["experience/greedy_reward"].value == pytest.approx(0.125)
 
 
-def test_greedy_responses_lose_reward_for_length_as_the_sampled_ones_do():
+def test_greedy_responses_get_the_overlong_penalty_too():
     roles, notes = FakeRoles(["actor"]), {}
     samples = roles.score(roles.generate(PROMPTS)).take([0, 8])  # groups 0 and 2
     roles.groups["rollout"] = roles.groups["reward"] = Greedy(roles)
 
     baseline = greedy_baseline(roles, PROMPTS, samples, OverlongConfig(tokens=4), notes.__setitem__)
 
-    # the fakes' limit is 5 tokens: the greedy ones of groups 0 and 2 have 1 and 4
+    # the fakes' limit is 5 tokens: the greedy responses of groups 0 and 2 have 1 and 4 tokens
     assert baseline.tolist() == [0.25, -0.75]
 
 
-def test_a_greedy_baseline_beside_a_reward_that_is_relative_to_its_group_is_refused():
+def test_a_greedy_baseline_together_with_a_group_relative_reward_is_refused():
     roles = FakeRoles(["actor"])
     roles.rewards = [RewardSpec("length", "pkg:length", relative="rank")]
 
@@ -148,7 +148,7 @@ def test_a_greedy_baseline_beside_a_reward_that_is_relative_to_its_group_is_refu
         ReMax(ReMax.Config()).draw(roles, PROMPTS)
 
 
-def test_remax_is_the_reward_minus_the_greedy_one():
+def test_the_remax_advantage_is_the_reward_minus_the_greedy_reward():
     roles, algorithm = FakeRoles(["actor", "rollout"]), ReMax(ReMax.Config())
     samples = roles.score(roles.generate(PROMPTS)).with_rows(baseline=np.linspace(0, 1, 12, dtype=np.float32))
 

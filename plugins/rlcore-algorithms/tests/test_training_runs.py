@@ -1,4 +1,4 @@
-"""Whole runs of two to four steps on the quickstart model: what only a run can show."""
+"""Runs of a few steps on the quickstart model, for behaviour that only a whole run shows."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def _quickstart_assets():
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """Sixty-four numbers with the right answer, and with a wrong one."""
+    """Write 64 quickstart prompts, each with a right and a wrong answer."""
     file = tmp_path_factory.mktemp("data") / "pairs.jsonl"
     rows = [json.loads(line) for line in Path(locate("quickstart:train")).read_text().splitlines()[:64]]
     for row in rows:
@@ -42,7 +42,7 @@ def pairs(tmp_path_factory):
 
 
 def run(directory, algorithm, *more, steps=2):
-    """Metrics of every step, without those of the clock."""
+    """Train, and return the metrics of every step without timings."""
     own = {item.partition("=")[0] for item in more}
     base = [*SMALL, f"algorithm={algorithm}", f"trainer.steps={steps}", f"run.directory={directory}"]
     train([*(item for item in base if item.partition("=")[0] not in own), *more], dry_run=False)
@@ -64,17 +64,17 @@ def run(directory, algorithm, *more, steps=2):
         ("best_of_n", ["algorithm.minibatches=2"]),
     ],
 )
-def test_a_run_changes_the_policy_and_ends(tmp_path, algorithm, more):
+def test_a_run_trains_the_policy_to_the_last_step(tmp_path, algorithm, more):
     first, *_, last = run(tmp_path, algorithm, *more)
 
     assert (first["step"], last["step"]) == (0, 2)
     assert last["actor/grad_norm"] > 0
     assert last["actor/skipped"] == 0
-    # of the weights that sampled, though best_of_n and online_dpo have no log-probs of theirs after the first update
+    # measured under the weights that sampled, also for best_of_n and online_dpo, which do not compute old log-probs
     assert last["actor/rollout_logprob_gap"] < 1e-5
 
 
-def test_a_correction_of_an_engine_that_agrees_changes_almost_nothing(tmp_path):
+def test_the_correction_of_an_accurate_engine_has_weights_close_to_1(tmp_path):
     _, _, last = run(
         tmp_path, "rloo", "algorithm.minibatches=2", "algorithm.correction={weight: token, reject: max_k3}"
     )
@@ -84,7 +84,7 @@ def test_a_correction_of_an_engine_that_agrees_changes_almost_nothing(tmp_path):
     assert last["actor/rollout_logprob_gap"] < 1e-4
 
 
-def test_refilled_prompts_are_in_the_ledger_and_a_resumed_run_goes_on_with_the_same_bits(tmp_path):
+def test_a_resumed_run_with_refilled_prompts_has_the_metrics_of_an_uninterrupted_one(tmp_path):
     settings = ["dapo", "algorithm.minibatches=2", "algorithm.refill.rounds=8"]
     settings += ["optimizer.schedule=constant"]
     run(tmp_path / "cut", *settings, steps=2)
@@ -99,7 +99,7 @@ def test_refilled_prompts_are_in_the_ledger_and_a_resumed_run_goes_on_with_the_s
     assert resumed[-2:] == whole[-2:]
 
 
-def test_sft_needs_neither_rollout_nor_reward_and_learns_the_demonstrations(tmp_path, pairs):
+def test_sft_learns_demonstrations_without_rollout_or_reward(tmp_path, pairs):
     more = [f"data.train={pairs}", "data.eval=", "reward.items=[]", "trainer.prompts_per_step=64"]
     _, first, *_, last = run(tmp_path, "sft", *more, steps=8)
 
@@ -112,7 +112,7 @@ def test_sft_needs_neither_rollout_nor_reward_and_learns_the_demonstrations(tmp_
 
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory):
-    """The quickstart model with a chat template that writes contents, and an end after the assistant's."""
+    """Copy the quickstart model, and add a chat template that ends the assistant's messages."""
     directory = shutil.copytree(locate("quickstart:model"), tmp_path_factory.mktemp("model") / "chat")
     end = "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
     template = "{% for m in messages %}{{ m.content }}" + end + "{% endfor %}"
@@ -122,7 +122,7 @@ def chat_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chats(pairs):
-    """The same pairs as conversations."""
+    """Write the same pairs as conversations."""
     file = pairs.with_name("chats.jsonl")
     rows = [json.loads(line) for line in pairs.read_text().splitlines()]
     for row in rows:
@@ -137,9 +137,7 @@ def chats(pairs):
 @pytest.mark.parametrize(
     ("algorithm", "unused"), [("sft", ["chosen", "rejected"]), ("dpo", ["messages"]), ("reward_model", ["messages"])]
 )
-def test_conversations_train_like_the_texts_that_the_template_makes_of_them(
-    tmp_path, pairs, chats, chat_model, algorithm, unused
-):
+def test_conversations_train_like_their_rendered_texts(tmp_path, pairs, chats, chat_model, algorithm, unused):
     rename = f"data.rename={{{', '.join(f'{name}: unused_{name}' for name in unused)}}}"
     base = ["data.eval=", "reward.items=[]", "data.template="]
     texts = run(tmp_path / "texts", algorithm, f"data.train={pairs}", *base)
@@ -149,7 +147,7 @@ def test_conversations_train_like_the_texts_that_the_template_makes_of_them(
     assert conversations == texts
 
 
-def test_the_plan_and_the_lines_of_dpo_show_what_it_does(tmp_path, pairs, capsys, caplog):
+def test_dpo_shows_its_rows_loss_and_truncated_responses(tmp_path, pairs, capsys, caplog):
     more = [f"data.train={pairs}", "data.eval=", "reward.items=[]", "trackers=[console,jsonl]"]
     lines = run(tmp_path, "dpo", *more, "sampling.max_response_tokens=2")
 
@@ -164,7 +162,7 @@ def test_the_plan_and_the_lines_of_dpo_show_what_it_does(tmp_path, pairs, capsys
     assert "type  sampling.max_response_tokens=4" in cut[0]
 
 
-def test_a_model_that_was_trained_without_rewards_is_scored_by_rlcore_eval(tmp_path, pairs, capsys):
+def test_rlcore_eval_scores_a_model_that_was_trained_without_rewards(tmp_path, pairs, capsys):
     run(tmp_path, "sft", f"data.train={pairs}", "data.eval=", "reward.items=[]")
     capsys.readouterr()
 
@@ -175,21 +173,21 @@ def test_a_model_that_was_trained_without_rewards_is_scored_by_rlcore_eval(tmp_p
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["eval/samples"] == 8
 
 
-def test_sft_is_evaluated_by_the_reward_when_there_are_held_out_prompts(tmp_path, pairs):
+def test_sft_with_held_out_prompts_is_evaluated_with_the_reward(tmp_path, pairs):
     first, *_ = run(tmp_path, "sft", f"data.train={pairs}")
 
     assert first["eval/samples"] == 8
 
 
-def test_offline_dpo_tells_right_from_wrong_after_a_few_steps(tmp_path, pairs):
+def test_offline_dpo_prefers_right_answers_after_a_few_steps(tmp_path, pairs):
     lines = run(tmp_path, "dpo", f"data.train={pairs}", "data.eval=", "algorithm.beta=0.5", steps=6)
 
-    assert lines[1]["actor/loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: policy and reference are one
+    assert lines[1]["actor/loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: policy and reference are equal
     assert lines[-1]["actor/loss"] < 0.6
     assert lines[-1]["actor/accuracy"] > 0.9
 
 
-def test_a_reward_model_is_trained_and_evaluated_by_held_out_pairs(tmp_path, pairs):
+def test_a_reward_model_is_trained_and_evaluated_on_held_out_pairs(tmp_path, pairs):
     more = [f"data.train={pairs}", f"data.eval={pairs}", "eval.max_prompts=64", "trainer.prompts_per_step=32"]
     first, *_, last = run(tmp_path, "reward_model", *more, steps=8)
 
@@ -198,7 +196,7 @@ def test_a_reward_model_is_trained_and_evaluated_by_held_out_pairs(tmp_path, pai
     assert last["eval/pass_rate"] > 0.9
 
 
-def test_a_student_comes_nearer_to_its_teacher(tmp_path, pairs):
+def test_distillation_moves_the_student_towards_the_teacher(tmp_path, pairs):
     run(tmp_path / "teacher", "sft", f"data.train={pairs}", "data.eval=", "trainer.prompts_per_step=64", steps=8)
     teacher = next((tmp_path / "teacher" / "r" / "checkpoints").glob("*/actor"))
     more = [f"algorithm.teacher={teacher}", "trainer.prompts_per_step=32", "data.eval="]
@@ -210,7 +208,7 @@ def test_a_student_comes_nearer_to_its_teacher(tmp_path, pairs):
 
 
 @pytest.mark.slow
-def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one(tmp_path):
+def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tmp_path):
     settings = ["kl_cov", "algorithm.share=0.1", "algorithm.estimator=reinforce_plus_plus"]
     one = run(tmp_path / "one", *settings)
     two = run(tmp_path / "two", *settings, "runtime=ray", "pools.main.devices_per_node=2")
@@ -230,7 +228,7 @@ def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one(tmp_pat
         pytest.param(["gspo", "algorithm.estimator=reinforce_plus_plus"], ["algorithm.estimator"], id="pair"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(tmp_path, settings, words):
+def test_settings_that_cannot_work_are_refused_before_anything_starts(tmp_path, settings, words):
     with pytest.raises(UserError) as raised:
         run(tmp_path, *settings)
 

@@ -1,11 +1,11 @@
-"""Rejection sampling: fine-tuning on the best of n own responses (RAFT, arXiv 2304.06767; Llama 2, arXiv 2307.09288).
+"""Rejection sampling: fine-tuning on the best of n responses (RAFT, arXiv 2304.06767; Llama 2, 2307.09288).
 
-    kept = the response to a prompt with the highest reward, if that is at least `threshold`, where one is given
+    kept = the response to a prompt with the highest reward, if that is at least `threshold` (when set)
     loss = -mean over tokens of the kept responses of  log p(token)
 
 Departures:
 1. `keep=passed` keeps every response with a reward of at least `threshold`, as in STaR (arXiv 2203.14465).
-2. A prompt whose responses all have one reward is left out with keep=best: none of them is the best.
+2. With keep=best, a prompt whose responses all have the same reward is skipped: none of them is the best.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BestOfNConfig(EpochsConfig):
 
     keep: Literal["best", "passed"] = "best"
     threshold: float | None = None
-    """Lowest reward of a kept response; None: any. keep=passed needs one."""
+    """Lowest reward of a kept response; None: no limit. Required with keep=passed."""
     average: Average = "token-mean"
 
     def __post_init__(self) -> None:
@@ -44,13 +44,13 @@ class BestOfNConfig(EpochsConfig):
 
 
 class BestOfN(Epochs):
-    """Makes the best responses likelier."""
+    """Fine-tuning on the best responses."""
 
     Config = BestOfNConfig
 
     @property
     def compares_samples(self) -> bool:
-        """Whether a single sample of a prompt teaches nothing."""
+        """True if a single sample of a prompt gives nothing to learn from."""
         return bool(self.config.keep == "best")
 
     def roles(self) -> Sequence[RoleSpec]:
@@ -71,7 +71,7 @@ class BestOfN(Epochs):
         return samples.take(rows).balance(roles.actor.dp_size)
 
     def kept(self, reward: Tensor, group_id: Tensor) -> Tensor:
-        """[K] rows that are trained on."""
+        """Return the rows to train on, [K]."""
         candidates = best_and_worst(reward, group_id)[0::2] if self.compares_samples else torch.arange(len(reward))
         lowest = -torch.inf if self.config.threshold is None else self.config.threshold
         return candidates[reward[candidates] >= lowest]

@@ -1,6 +1,6 @@
-"""Choose tokens of a step by their covariance (see covariance.py). Token columns stay in the workers.
+"""Selection of a step's tokens by their covariance (see covariance.py).
 
-Called on the controller; what comes there are sums and counts per response.
+Called on the controller, which receives sums and counts per response; token columns stay in the workers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rlcore.data.loader import mix
 from rlcore.protocols.roles import Roles
 
 _PARTS, _ROUNDS = 32, 3
-"""The range of cov is cut into 32 parts, three times: 1/32768 of it."""
+"""Bisection of the range of cov: 32 parts in each of three rounds, to 1/32768 of the range."""
 
 
 def choose_at_random(
     roles: Roles, samples: Batch, advantage: str, share: float, bounds: tuple[float, float], seed: int
 ) -> Batch:
-    """The samples with the token column `chosen`: a share of all loss tokens, from those with cov inside the bounds."""
+    """Add the token column `chosen`: a random share of all loss tokens, from those with cov in `bounds`."""
     columns, options = _prepared(roles, samples, advantage)
     counted = roles.actor.apply(count_between, columns, bounds=bounds, **options)
     eligible = int(counted.fetch("count").sum())
@@ -32,9 +32,9 @@ def choose_at_random(
 
 
 def choose_largest(roles: Roles, samples: Batch, advantage: str, share: float) -> Batch:
-    """The samples with the token column `chosen`: the share of all loss tokens with the largest cov, at least one.
+    """Add the token column `chosen`: the share of all loss tokens with the largest cov, at least one token.
 
-    Where every token has the same cov, as in a step without differences, none is chosen.
+    No token is chosen when all have the same cov, as in a step whose rewards are all equal.
     """
     columns, options = _prepared(roles, samples, advantage)
     wanted = max(1, int(share * int(samples.fetch("num_loss_tokens").sum())))
@@ -53,7 +53,7 @@ def choose_largest(roles: Roles, samples: Batch, advantage: str, share: float) -
 
 
 def _prepared(roles: Roles, samples: Batch, advantage: str) -> tuple[Batch, dict[str, Any]]:
-    """What the functions below read, and the means over the step that they need."""
+    """Return the columns and options of the functions below, including the means over the step."""
     columns = samples.select("loss_mask", "old_log_probs", "sample_id", advantage)
     sums = roles.actor.apply(sums_of, columns, advantage=advantage)
     count = max(1, int(samples.fetch("num_loss_tokens").sum()))
@@ -62,14 +62,14 @@ def _prepared(roles: Roles, samples: Batch, advantage: str) -> tuple[Batch, dict
 
 
 def covariance(batch: Batch, advantage: str, means: tuple[float, float]) -> Tensor:
-    """[T] float64."""
+    """Return cov of each token, [T] float64."""
     log_prob, mean = means
     centred: Tensor = batch["old_log_probs"].double() - log_prob
     return centred * (batch.per_token(advantage).double() - mean)
 
 
 def sums_of(batch: Batch, *, advantage: str) -> Batch:
-    """Per row, over its loss tokens: the sums of log-probs and of advantages."""
+    """Sum log-probs and advantages over the loss tokens of each row."""
     mask = batch["loss_mask"]
     columns = {"log_prob_sum": batch["old_log_probs"], "advantage_sum": batch.per_token(advantage)}
     rows = {name: batch.per_row(torch.where(mask, column.double(), 0.0)) for name, column in columns.items()}
@@ -77,7 +77,7 @@ def sums_of(batch: Batch, *, advantage: str) -> Batch:
 
 
 def extreme(batch: Batch, *, advantage: str, means: tuple[float, float]) -> Batch:
-    """Per row, the smallest and the largest cov."""
+    """Find the smallest and the largest cov of each row."""
     cov, mask = covariance(batch, advantage, means), batch["loss_mask"]
     row = torch.arange(len(batch)).repeat_interleave(batch.lengths)[mask]
     found = {
@@ -88,7 +88,7 @@ def extreme(batch: Batch, *, advantage: str, means: tuple[float, float]) -> Batc
 
 
 def count_above(batch: Batch, *, advantage: str, means: tuple[float, float], edges: list[float]) -> Batch:
-    """Per row, how many loss tokens have a cov of at least each edge: [B, edges]."""
+    """Count the loss tokens of each row whose cov is at least each edge: [B, edges]."""
     reached = covariance(batch, advantage, means)[:, None] >= torch.tensor(edges, dtype=torch.float64)
     reached &= batch["loss_mask"][:, None]
     counts = torch.stack([batch.per_row(column.long()) for column in reached.unbind(1)], dim=1)
@@ -101,7 +101,7 @@ def mark_above(batch: Batch, *, advantage: str, means: tuple[float, float], thre
 
 
 def count_between(batch: Batch, *, advantage: str, means: tuple[float, float], bounds: tuple[float, float]) -> Batch:
-    """Per row, how many loss tokens have a cov inside the bounds."""
+    """Count the loss tokens of each row with a cov within `bounds`."""
     inside = _between(batch, advantage, means, bounds)
     return Batch.of(lengths=batch.lengths, rows={"count": batch.per_row(inside.long())})
 
@@ -126,7 +126,7 @@ def _between(batch: Batch, advantage: str, means: tuple[float, float], bounds: t
 
 
 def _uniform(batch: Batch, seed: int) -> Tensor:
-    """[T] numbers in [0, 1) that follow from the sample, the place of the token in it and the seed alone."""
+    """Return random numbers in [0, 1), [T], that depend only on sample id, token position and seed."""
     parts = [
         torch.rand(length, generator=torch.Generator().manual_seed(mix(seed, sample)), dtype=torch.float64)
         for sample, length in zip(batch["sample_id"].tolist(), batch.lengths.tolist())

@@ -2,8 +2,8 @@
 
     loss = -mean over tokens of  stopgrad(clip(ratio, 1 - clip_low, 1 + clip_high)) · A · log p(token)
 
-The weight is clipped, not the token: every token keeps a gradient. As in the paper there is no lower bound by default
-(`clip_low=1`), and the paper gives no number for the upper one.
+The clip bounds the weight and every token keeps a gradient. As in the paper, there is no lower bound by
+default (`clip_low=1`); the paper gives no number for the upper one.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
-"""Off-policy correction: the engine that sampled (q) is not quite the policy whose log-probs the trainer knows (p).
+"""Off-policy correction for the mismatch between the engine that sampled (q) and the trainer's policy (p).
 
 With the log-ratio d_t = log p(token t) - log q(token t), both under the weights that sampled:
 
-    token      w_t = exp(d_t)                      sequence   w_t = exp(Σ d over the response), the same for its tokens
+    token      w_t = exp(d_t)                      sequence   w_t = exp(Σ d over the response), for all its tokens
     truncate   min(max(w, low), high)              mask       w where low <= w <= high, else 0
 
-`token` + `truncate` is TIS (fengyao.notion.site, "Your efficient RL framework secretly brings you off-policy RL
-training", 2025), `mask` with low 0 is MIS, `mask` with two thresholds is the band of IcePop (arXiv 2510.18855).
-A response is rejected, all its weights 0, when its divergence is above `reject_above`:
+`token` + `truncate` is TIS (fengyao.notion.site, "Your efficient RL framework secretly brings you off-policy
+RL training", 2025), `mask` with low 0 is MIS, `mask` with two thresholds is the band of IcePop (arXiv
+2510.18855). A response whose divergence is above `reject_above` is rejected, that is, all its weights are 0:
 
     mean_k1 = |mean of d|      mean_k3 = mean of exp(d) - 1 - d      max_k3 = the largest exp(d) - 1 - d
 
-k3 is the estimator of KL(q || p) for tokens that are drawn from q (Schulman, "Approximating KL divergence", 2020).
+k3 estimates KL(q || p) from tokens sampled from q (Schulman, "Approximating KL divergence", 2020).
 
-Weights carry no gradient and multiply the policy's terms, not the entropy bonus or the KL penalty. Departures:
-1. A token with weight 0 still counts in the mean, so that the gradient does not depend on how a batch is cut.
+Weights carry no gradient and multiply the policy's terms, not the entropy bonus or the KL penalty.
+
+Departures:
+1. A token with weight 0 still counts in the mean, so the gradient does not depend on how a batch is split.
 2. Weights are not normalised over the batch, for the same reason.
 """
 
@@ -35,17 +37,17 @@ _MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionConfig:
-    """Weights for what the engine sampled; none by default."""
+    """Settings of the importance weights; no correction by default."""
 
     weight: Literal["none", "token", "sequence"] = "none"
     beyond: Literal["truncate", "mask"] = "truncate"
-    """What happens to a weight below `low` or above `high`."""
+    """Treatment of a weight below `low` or above `high`."""
     low: float = 0.0
     high: float = 2.0
     reject: Literal["none", "mean_k1", "mean_k3", "max_k3"] = "none"
-    """By which divergence whole responses are rejected."""
+    """Divergence by which whole responses are rejected."""
     reject_above: float = 0.1
-    """Nats."""
+    """Largest divergence of a response that is kept, in nats."""
 
     def __post_init__(self) -> None:
         require(self.low >= 0, "low", "0 or more", self.low, 0.5)
@@ -54,7 +56,7 @@ class CorrectionConfig:
         for chosen, ignored in (("weight", ("beyond", "low", "high")), ("reject", ("reject_above",))):
             for name in ignored if getattr(self, chosen) == "none" else ():
                 value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
-                require(value == default, name, f"nothing, as {chosen}=none does not look at it", value, default)
+                require(value == default, name, f"{default}, because {chosen}=none ignores it", value, default)
 
     @property
     def active(self) -> bool:
@@ -64,7 +66,7 @@ class CorrectionConfig:
 def correct(
     terms: Tensor, old_log_probs: Tensor, batch: Batch, config: CorrectionConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """[T] terms times their weights, and metrics; nothing is done, and nothing measured, without a setting that asks."""
+    """Return the weighted terms, [T], and metrics; without a correction, the terms and no metrics."""
     if not config.active:
         return terms, {}
     mask = batch["loss_mask"]
@@ -81,14 +83,14 @@ def correct(
 
 
 def log_weights(d: Tensor, batch: Batch, weight: str) -> Tensor:
-    """[T] logarithms of the weights before any bound but that of exp()."""
+    """Return the log-weights, [T], bounded only so that exp() stays finite."""
     if weight == "none":
         return torch.zeros_like(d)
     return d if weight == "token" else spread(batch.per_row(d), batch).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
 def bounded(log_weights: Tensor, config: CorrectionConfig) -> tuple[Tensor, Tensor]:
-    """[T] weights, and where they were out of bounds."""
+    """Return the bounded weights, [T], and a mask of those that were out of bounds."""
     weights = log_weights.exp()
     if config.weight == "none":
         return weights, torch.zeros_like(weights, dtype=torch.bool)
@@ -99,7 +101,7 @@ def bounded(log_weights: Tensor, config: CorrectionConfig) -> tuple[Tensor, Tens
 
 
 def divergence(d: Tensor, k3: Tensor, batch: Batch, name: str) -> Tensor:
-    """[B] how far engine and trainer are apart on each response."""
+    """Return the divergence between engine and trainer on each response, [B]."""
     count = batch.per_row(batch["loss_mask"].to(d.dtype)).clamp(min=1)
     if name == "mean_k1":
         return (batch.per_row(d) / count).abs()
@@ -110,5 +112,5 @@ def divergence(d: Tensor, k3: Tensor, batch: Batch, name: str) -> Tensor:
 
 
 def spread(values: Tensor, batch: Batch) -> Tensor:
-    """[T] from [B]: every token has the value of its row."""
+    """Repeat the value of each row, [B], for each of its tokens, [T]."""
     return values.repeat_interleave(batch.lengths.to(values.device), output_size=batch.num_tokens)

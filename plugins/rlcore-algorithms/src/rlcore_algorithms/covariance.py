@@ -1,17 +1,17 @@
-"""Clip-cov and KL-cov: the tokens that make the entropy collapse, arXiv 2505.22617.
+"""Clip-cov and KL-cov: restraint of the tokens that make the entropy collapse, arXiv 2505.22617.
 
     cov_t = (log p(t) - mean of log p) · (A_t - mean of A),   means over all loss tokens of the step
 
-clip_cov: of the tokens with cov_low <= cov <= cov_high, a random `share` of all tokens has no gradient; the
-rest is the clipped loss of PPO.
-kl_cov: the `share` of all tokens with the largest cov has a penalty, `penalty` · |log p - log p_old|, in the loss
--ratio · A, which is not clipped.
+clip_cov: a random `share` of all tokens, chosen among those with cov_low <= cov <= cov_high, gets no
+gradient; otherwise the loss is PPO's clipped loss.
+kl_cov: the `share` of all tokens with the largest cov gets the penalty `penalty` · |log p - log p_old|, added
+to the unclipped loss -ratio · A.
 
 Departures:
-1. Tokens are chosen once a step, by the log-probs of the policy that sampled and over the whole step, not again in
-   every micro-batch: the choice does not depend on how a batch is cut.
-2. clip_cov: each eligible token is chosen on its own, with the probability that gives `share` of all on average.
-3. kl_cov: the threshold is found by counting, to 1/32768 of the range of cov.
+1. Tokens are chosen once per step, over the whole step and by the log-probs of the policy that sampled, not
+   in each micro-batch, so that the choice does not depend on how a batch is split.
+2. clip_cov: each eligible token is chosen independently, with a probability that yields `share` on average.
+3. kl_cov: the threshold is found by counting, with a precision of 1/32768 of the range of cov.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClipCovConfig(FamilyConfig):
     """Settings of clip-cov."""
 
     share: float = 2e-4
-    """Of all tokens, that have no gradient."""
+    """Fraction of all tokens without a gradient."""
     cov_low: float = 1.0
     cov_high: float = 5.0
 
@@ -48,24 +48,24 @@ class ClipCovConfig(FamilyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLCovConfig(FamilyConfig):
-    """Settings of KL-cov; those of the clip have no meaning."""
+    """Settings of KL-cov; the clip settings are refused."""
 
     minibatches: int = 2
     share: float = 2e-3
-    """Of all tokens, that have a penalty."""
+    """Fraction of all tokens with a penalty."""
     penalty: float = 1.0
 
     def __post_init__(self) -> None:
         FamilyConfig.__post_init__(self)
         require(0 < self.share < 1, "share", "a number between 0 and 1", self.share, 2e-3)
         several = self.epochs * self.minibatches > 1
-        expected = "2 or more: in a single update the policy is the old one, and the penalty has no gradient"
+        expected = "2 or more, because in a single update the penalty has no gradient"
         require(several, "minibatches", expected, self.minibatches, 2)
         refuse_clip(self, "kl_cov", "clip_low", "clip_high")
 
 
 class _Covariance(Family):
-    """Adds the token column `chosen`."""
+    """Base of both algorithms, with the token column `chosen`."""
 
     def reads(self) -> Mapping[str, Sequence[str]]:
         return {"actor": [*super().reads()["actor"], "chosen"]}
@@ -75,7 +75,7 @@ class _Covariance(Family):
 
 
 class ClipCov(_Covariance):
-    """PPO's loss, without the gradient of some tokens of large covariance."""
+    """PPO's loss, without a gradient for some tokens of large covariance."""
 
     Config = ClipCovConfig
 
@@ -94,7 +94,7 @@ class ClipCov(_Covariance):
 
 
 class KLCov(_Covariance):
-    """The plain ratio, with a penalty on the tokens of the largest covariance."""
+    """Unclipped ratio, with a penalty on the tokens of the largest covariance."""
 
     Config = KLCovConfig
 

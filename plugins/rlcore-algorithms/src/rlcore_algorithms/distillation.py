@@ -1,12 +1,12 @@
-"""On-policy distillation: the student answers, a teacher judges every token (GKD, arXiv 2306.13649, lambda = 1).
+"""On-policy distillation: a teacher scores the student's tokens (GKD, arXiv 2306.13649, lambda = 1).
 
-    KL(student || teacher) per token, estimated at the tokens that the student drew:
+    KL(student || teacher) per token, estimated at the tokens that the student sampled:
     A_t = log p_teacher(t) - log p_student(t),   loss = mean over tokens of PPO's clipped loss with these advantages
 
-The advantage of a token counts that token alone (discount 0), as in MiniLLM's single-step part (arXiv 2306.08543).
-The teacher is a frozen model with the same tokenizer: `algorithm.teacher=DIR`. No reward is needed; one that is chosen
-is scored and logged. Departure from GKD: the divergence is estimated at the sampled token, not summed over the
-vocabulary, so no logits leave the models.
+The advantage of a token counts that token alone (discount 0), as in MiniLLM's single-step part (arXiv
+2306.08543). The teacher is a frozen model with the same tokenizer: `algorithm.teacher=DIR`. No reward is
+required; a configured one is only logged. Departure from GKD: the divergence is estimated at the sampled
+token, not summed over the vocabulary, so no logits leave the models.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ class DistillationConfig(PolicyGradientConfig):
     """Settings of on-policy distillation."""
 
     teacher: str = ""
-    """Directory of the teacher."""
+    """Directory of the teacher model."""
 
     def __post_init__(self) -> None:
         PolicyGradientConfig.__post_init__(self)
         require(bool(self.teacher), "teacher", "a directory in Hugging Face layout", "nothing", "DIR")
-        require(self.kl.where == "loss", "kl.where", "loss: there is no reward to put it in", self.kl.where, "loss")
+        expected = "loss, because distillation does not train on rewards"
+        require(self.kl.where == "loss", "kl.where", expected, self.kl.where, "loss")
 
 
 class Distillation(PolicyGradient):
-    """Every token is rewarded by how much likelier the teacher finds it."""
+    """Policy gradient whose advantage is the teacher's log-prob minus the student's."""
 
     Config = DistillationConfig
     advantage_column = "advantages"
@@ -52,7 +53,7 @@ class Distillation(PolicyGradient):
         return ["old_log_probs", self.advantage_column]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Generate, and let student and teacher say how likely each token was."""
+        """Generate, and compute the log-probs of student and teacher."""
         samples = roles.generate(prompts)
         if roles.has("reward"):
             samples = roles.score(samples)
@@ -68,7 +69,7 @@ class Distillation(PolicyGradient):
 
 
 def compare(batch: Batch) -> Batch:
-    """Columns `advantages` [T], and `kl_to_teacher` per row: the sum over its tokens. Runs next to the data."""
+    """Compute `advantages` [T] and `kl_to_teacher` [B], a sum over tokens; runs next to the data."""
     advantages = torch.where(batch["loss_mask"], batch["teacher_log_probs"] - batch["old_log_probs"], 0.0)
     rows = {"kl_to_teacher": -batch.per_row(advantages.double())}
     return Batch.of(lengths=batch.lengths, tokens={"advantages": advantages}, rows=rows)

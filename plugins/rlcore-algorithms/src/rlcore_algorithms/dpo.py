@@ -1,10 +1,10 @@
-"""DPO: direct preference optimisation on pairs of a data set, arXiv 2305.18290.
+"""DPO: direct preference optimisation on the pairs of a data set, arXiv 2305.18290.
 
     loss = -log sigmoid(beta · [(log p - log p_ref)(chosen) - (log p - log p_ref)(rejected)])        (eq. 7)
 
-Nothing is generated: the data has the columns `chosen` and `rejected`, texts that answer the prompt or conversations
-that end with the answer. A rollout and rewards are there only to evaluate, when `data.eval` is given. A response is cut
-at sampling.max_response_tokens.
+Nothing is generated: the data has the columns `chosen` and `rejected`, with texts that respond to the prompt
+or with conversations that end with the response. A rollout and rewards are used only for evaluation, when
+`data.eval` is set. Responses are truncated at sampling.max_response_tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ class DPOConfig(OnlineDPOConfig):
     """Settings of DPO."""
 
     chosen: str = "chosen"
-    """Column of the better responses."""
+    """Column of the preferred responses."""
     rejected: str = "rejected"
+    """Column of the other responses."""
 
 
 class DPO(OnlineDPO):
-    """Online DPO whose pairs come from the data."""
+    """Online DPO on pairs from the data."""
 
     Config = DPOConfig
     compares_samples = False
@@ -36,14 +37,14 @@ class DPO(OnlineDPO):
 
     @property
     def demonstrations(self) -> Sequence[str]:
-        """Columns of responses in the data."""
+        """Columns of the data that hold responses."""
         return (self.config.chosen, self.config.rejected)
 
     def roles(self) -> Sequence[RoleSpec]:
         return [RoleSpec(name="actor", worker="policy"), RoleSpec(name="reference", worker="reference")]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Read the pairs, and compare with the reference."""
+        """Load the pairs and compare them with the reference."""
         pairs = roles.demonstrations(prompts, self.demonstrations)
         pairs |= roles.reference.log_probs(pairs)
         return self.with_margins(roles, pairs)

@@ -2,9 +2,9 @@
 
     A_i = r_i - mean of its group;   loss = 1/rows · Σ over responses Σ over tokens of the clipped loss of PPO
 
-Without the division by the standard deviation (a bias towards prompts that are too easy or too hard) and by the length
-(a bias towards long wrong responses). Departure: the paper's code divides the sum by the token limit, a constant; here
-it is left out, so `optimizer.clip_grad_norm` meets a larger gradient.
+GRPO without the division by the standard deviation, which favours prompts that are too easy or too hard, and
+by the length, which favours long wrong responses. Departure: the paper's code divides the sum by the token
+limit, a constant; here it is omitted, so `optimizer.clip_grad_norm` sees a larger gradient.
 """
 
 from __future__ import annotations

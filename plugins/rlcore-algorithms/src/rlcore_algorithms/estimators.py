@@ -1,7 +1,7 @@
-"""Advantages of whole responses: pure functions from rewards to how much better than expected a response was.
+"""Advantage estimators: pure functions from the rewards of responses to their advantages.
 
-Every function takes `reward` [B], `group_id` [B] (samples of one prompt share it) and `length` [B] (loss tokens), and
-returns [B] float64. Shapes: B rows, T tokens laid end to end.
+Every estimator takes `reward` [B], `group_id` [B] (shared by the samples of a prompt) and `length` [B]
+(number of loss tokens), and returns [B] float64. Shapes: B rows, T tokens concatenated over all rows.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def normalised(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
-    """(r - mean of the group) / its standard deviation: GRPO, arXiv 2402.03300."""
+    """Return (r - mean of the group) / its standard deviation: GRPO, arXiv 2402.03300."""
     return group_normalised(reward, group_id).double()
 
 
 def centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
-    """r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
+    """Return r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
     return reward.double() - group_mean(reward.double(), group_id)
 
 
 def step_centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
-    """r - mean of all responses of the step: REINFORCE with a baseline."""
+    """Return r - mean of all responses of the step: REINFORCE with a baseline."""
     return reward.double() - reward.double().mean() if len(reward) else reward.double()
 
 
 def leave_one_out(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
-    """r - mean of the others of the group: RLOO, arXiv 2402.14740. A group of one has nothing to compare with: 0."""
+    """Return r - mean of the other responses of the group, 0 if there are none: RLOO, arXiv 2402.14740."""
     size = group_size(group_id)
     return centred(reward, group_id, length) * size / (size - 1).clamp(min=1)
 
 
 def length_weighted(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
-    """r - Σ length · r / Σ length over the group: OPO, arXiv 2505.23585, eq. 9."""
+    """Return r - Σ length · r / Σ length over the group: OPO, arXiv 2505.23585, eq. 9."""
     weight = length.double().clamp(min=1)
     baseline = group_mean(weight * reward.double(), group_id) / group_mean(weight, group_id)
     return reward.double() - baseline
 
 
 def rescaled(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
-    """α (r - mean of the group), α = responses / responses of groups that differ: GPG, arXiv 2504.02546."""
+    """Return α (r - mean of the group), α = responses / those in groups with variance: GPG, arXiv 2504.02546."""
     valid = int((group_variance(reward, group_id) > 0).sum())
     return centred(reward, group_id, length) * (len(reward) / max(1, valid))
 
 
 def whitened_centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
-    """r - mean of the group, then whitened over the tokens of the step: REINFORCE++-baseline, arXiv 2501.03262."""
+    """Return r - mean of the group, whitened over the step's tokens: REINFORCE++-baseline, arXiv 2501.03262."""
     advantage, weight = centred(reward, group_id, length), length.double()
     total = weight.sum().clamp(min=1)
     mean = (weight * advantage).sum() / total
@@ -72,7 +72,7 @@ ROW_ESTIMATORS: Mapping[str, Estimate] = {
 
 
 def returns_to_go(rewards: Tensor, loss_mask: Tensor, lengths: Tensor, gamma: float) -> Tensor:
-    """[T] G_t = r_t + gamma · G of the sample's next loss token; zero outside the mask."""
+    """Return G_t = r_t + gamma · G of the sample's next loss token, [T]; zero outside the mask."""
     returns = torch.zeros_like(rewards)
     offsets = [0, *lengths.cumsum(0).tolist()]
     for start, stop in pairwise(offsets):

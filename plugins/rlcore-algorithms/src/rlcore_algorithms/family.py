@@ -1,10 +1,10 @@
-"""One estimator × one loss × an off-policy correction: what every policy gradient of this package is made of.
+"""Base of this package's policy gradients: one estimator × one loss × an off-policy correction.
 
-An algorithm's name says which loss it has, and with which settings it begins; `estimator` may be any other one:
+The name of an algorithm selects its loss and its defaults; `estimator` may be any of the others:
 
     algorithm=gspo algorithm.estimator=rloo algorithm.correction.weight=token
 
-Pairs that make no sense are refused when the config is read, with the reason.
+Combinations that make no sense are refused when the config is read, with the reason.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ Estimator = Literal[
 
 
 _OF_SINGLE_SAMPLES = ("reinforce", "remax", "reinforce_plus_plus")
-"""Estimators whose baseline is not that of the group."""
+"""Estimators whose baseline does not come from the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyConfig(PolicyGradientConfig):
-    """Settings of every policy gradient of this package."""
+    """Settings shared by this package's policy gradients."""
 
     estimator: Estimator = "grpo"
-    """Where advantages come from."""
+    """Estimator of the advantages."""
     gamma: float = 1.0
-    """Discount per token; only reinforce_plus_plus has one."""
+    """Discount per token; used by reinforce_plus_plus only."""
     skip_zero_variance_groups: bool = False
-    """Leave prompts whose responses all have one reward out of the update."""
+    """Skip prompts whose responses all have the same reward in the update."""
     refill: RefillConfig = field(default_factory=RefillConfig)
     overlong: OverlongConfig = field(default_factory=OverlongConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -63,30 +63,30 @@ class FamilyConfig(PolicyGradientConfig):
         PolicyGradientConfig.__post_init__(self)
         require(0 < self.gamma <= 1, "gamma", "more than 0 and at most 1", self.gamma, 1.0)
         per_token = self.estimator == "reinforce_plus_plus"
-        reason = f"1 with estimator={self.estimator}, which gives one advantage to a whole response"
+        reason = f"1 with estimator={self.estimator}, which gives a whole response one advantage"
         require(per_token or self.gamma == 1, "gamma", reason, self.gamma, 1.0)
         varied = self.estimator not in _OF_SINGLE_SAMPLES
-        reason = f"with estimator={self.estimator} a group whose rewards are equal has a gradient, too"
+        reason = f"because with estimator={self.estimator} groups of equal rewards have a gradient"
         skip = self.skip_zero_variance_groups
-        require(varied or not skip, "skip_zero_variance_groups", f"false: {reason}", skip, "false")
-        require(varied or not self.refill.rounds, "refill.rounds", f"0: {reason}", self.refill.rounds, 0)
-        reason = "false with estimator=gpg, whose alpha makes up for groups without variance already"
+        require(varied or not skip, "skip_zero_variance_groups", f"false, {reason}", skip, "false")
+        require(varied or not self.refill.rounds, "refill.rounds", f"0, {reason}", self.refill.rounds, 0)
+        reason = "false with estimator=gpg, whose alpha already compensates for groups without variance"
         require(self.estimator != "gpg" or not skip, "skip_zero_variance_groups", reason, skip, "false")
 
 
 class Family(GRPO):
-    """GRPO with another estimator, another loss, or another way to draw samples. Subclasses override `terms`."""
+    """GRPO with a choice of estimator, loss and sampling. Subclasses override `terms`."""
 
     Config = FamilyConfig
 
     @property
     def per_token(self) -> bool:
-        """Whether tokens of a response have advantages of their own."""
+        """True if each token of a response has its own advantage."""
         return bool(self.config.estimator == "reinforce_plus_plus")
 
     @property
     def compares_samples(self) -> bool:  # type: ignore[override]
-        """Whether a single sample of a prompt has no advantage."""
+        """True if a single sample of a prompt has no advantage."""
         return self.config.estimator not in _OF_SINGLE_SAMPLES
 
     @property
@@ -98,13 +98,13 @@ class Family(GRPO):
         return [*super().writes(), *baseline]
 
     def draw(self, roles: Roles, prompts: Batch) -> Batch:
-        """Scored samples; again for other prompts where groups without variance are refilled."""
+        """Generate and score samples; with `refill`, replace groups without variance by other prompts."""
         config = self.config
         relative = [spec.name for spec in roles.rewards if spec.relative != "no"]
         if relative and config.estimator == "remax":
             raise ConfigError(
-                f"reward '{relative[0]}' is relative to its group, and remax compares with a greedy response outside it\n"
-                "Leave out  relative  of this reward, or type  algorithm.estimator=rloo"
+                f"reward '{relative[0]}' is relative to its group, but estimator=remax compares with a greedy response"
+                " outside the group\nRemove  relative  from this reward, or type  algorithm.estimator=rloo"
             )
         samples = refill(roles, prompts, self._draw, config.refill, self.note) if config.refill.rounds else None
         samples = self._draw(roles, prompts) if samples is None else samples
@@ -139,24 +139,24 @@ class Family(GRPO):
         return terms, metrics | more
 
     def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """[T] the policy's terms before correction, and metrics. Here: the clipped loss of PPO."""
+        """Return the policy terms before correction, [T], and metrics. The default is PPO's clipped loss."""
         return super().policy_loss(log_probs, old_log_probs, batch)
 
 
 def bounded_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """[T] exp(log p - log p_old), finite however far they are apart."""
+    """Return exp(log p - log p_old), [T], clamped so that it stays finite."""
     return torch.exp((log_probs - old_log_probs).clamp(-20.0, 20.0))
 
 
 def refuse_token_advantages(config: FamilyConfig, name: str) -> None:
-    """For losses with one ratio for a whole response."""
+    """Refuse advantages per token, for losses with one ratio per response."""
     whole = config.estimator != "reinforce_plus_plus"
-    expected = f"one advantage for a whole response, as {name} has one ratio for it"
+    expected = f"an estimator with one advantage per response, because {name} has one ratio per response"
     require(whole, "estimator", expected, config.estimator, "grpo")
 
 
 def refuse_clip(config: FamilyConfig, name: str, *more: str) -> None:
-    """For losses without the clip of PPO, or without its dual clip alone: an ignored setting is an error."""
+    """Refuse `dual_clip`, and the settings in `more`, for losses that would ignore them."""
     for setting in ("dual_clip", *more):
         value, default = getattr(config, setting), type(config).__dataclass_fields__[setting].default
-        require(value == default, setting, f"nothing: {name} has no such bound", value, default)
+        require(value == default, setting, f"{default}, because {name} has no such bound", value, default)

@@ -1,11 +1,11 @@
 """GMPO: geometric-mean policy optimisation, arXiv 2507.20673.
 
-    c_t = log p - log p_old, bounded to at most  clip_high where A > 0, and to at least -clip_low where A < 0
+    c_t = log p - log p_old, at most clip_high where A > 0, at least -clip_low where A < 0
     loss = mean over responses of  -A_i · exp(mean over tokens of c_t)
 
-The geometric mean of the ratios in place of the arithmetic one, so that a few outliers move it less; the clip is of
-each token's log-ratio, and wide: exp(±0.4). Terms are given per token with their gradient, as in gspo.py; a token that
-is clipped has none.
+The geometric mean of the ratios is less sensitive to outliers than the arithmetic one. The clip applies to
+each token's log-ratio and is wide: exp(±0.4). Terms are returned per token with their gradient, as in
+gspo.py; a clipped token has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlcore_algorithms.gspo import carried, refuse_other_average, response_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GMPOConfig(FamilyConfig):
-    """Settings of GMPO; its bounds are of the logarithm of the ratio."""
+    """Settings of GMPO; the clip bounds apply to log-ratios."""
 
     average: Average = "seq-mean-token-mean"
     clip_low: float = 0.4
@@ -38,7 +38,7 @@ class GMPOConfig(FamilyConfig):
 
 
 class GMPO(Family):
-    """The geometric mean of the ratios of a response."""
+    """Policy gradient with the geometric mean of a response's ratios."""
 
     Config = GMPOConfig
 

@@ -1,13 +1,13 @@
 """GPG: group policy gradient, arXiv 2504.02546.
 
-    A_i = alpha · (r_i - mean of its group),   alpha = responses / responses of groups whose rewards differ
+    A_i = alpha · (r_i - mean of its group),   alpha = responses / responses in groups with variance
     loss = -mean over tokens of  A_i · log p(token)
 
 No ratio, no clip, no reference. Departures:
-1. alpha is that of the step, not of the mini-batch; other implementations count rewards that are not 0 instead.
+1. alpha is computed over the step, not the mini-batch; other implementations count nonzero rewards instead.
 2. F_norm is 1.
-A gradient without a ratio is right only for the policy that drew the samples, so epochs > 1 are refused; several
-mini-batches drift by as many optimiser steps.
+A gradient without a ratio is correct only for the policy that sampled, so epochs > 1 is refused; with several
+mini-batches, later ones are off-policy by the preceding optimiser steps.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from rlcore_algorithms.family import Estimator, Family, FamilyConfig, refuse_cli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPGConfig(FamilyConfig):
-    """Settings of GPG; those of the clip have no meaning."""
+    """Settings of GPG; the clip settings are refused."""
 
     estimator: Estimator = "gpg"
 
     def __post_init__(self) -> None:
         FamilyConfig.__post_init__(self)
-        require(self.epochs == 1, "epochs", "1: this loss has no ratio to the policy that sampled", self.epochs, 1)
+        expected = "1, because this loss has no ratio to the policy that sampled"
+        require(self.epochs == 1, "epochs", expected, self.epochs, 1)
         refuse_clip(self, "gpg", "clip_low", "clip_high")
 
 
 class GPG(Family):
-    """The plain policy gradient."""
+    """Policy gradient without ratio or clip."""
 
     Config = GPGConfig
 

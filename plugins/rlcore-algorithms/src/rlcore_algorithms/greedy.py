@@ -1,4 +1,4 @@
-"""The greedy baseline of ReMax: what the policy scores when it takes the likeliest token every time."""
+"""The greedy baseline of ReMax: the reward of the policy's greedy response."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlcore_algorithms.sampling import OverlongConfig, overlong_penalty
 def greedy_baseline(
     roles: Roles, prompts: Batch, samples: Batch, overlong: OverlongConfig, note: Callable[[str, Mean], None]
 ) -> Tensor:
-    """[B] float32, for each sample the reward of the greedy response to its prompt, with its own penalty for length.
+    """Return for each sample the reward of its prompt's greedy response, [B] float32, with overlong penalty.
 
-    The greedy responses are counted nowhere: they are no experience. Where one has no score, the mean of the sampled
-    ones stands in, and `experience/baseline_missing` counts it.
+    Greedy responses are not part of the experience and not counted as samples. For one without a score, the
+    mean reward of the sampled responses is used, and `experience/baseline_missing` counts it.
     """
     greedy = roles.rollout.generate(prompts, replace(roles.sampling, temperature=0.0), 1)
     greedy = roles.judge(greedy)

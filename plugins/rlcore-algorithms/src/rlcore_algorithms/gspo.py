@@ -3,9 +3,10 @@
     s_i = (p(response) / p_old(response)) ^ (1 / length) = exp(mean over tokens of log p - log p_old)
     loss = mean over responses of  -min(s_i · A_i, clip(s_i, 1 - clip_low, 1 + clip_high) · A_i)
 
-One ratio for a response, and one decision to clip it; the bounds are of the order 1e-4. The terms are given per token
-with the ratio's value and the token's gradient, s_i · exp(log p - stopgrad(log p)), so that their mean over each
-response, and then over responses, is the loss above; any other `average` is refused, as it would be another loss.
+Each response has one ratio, which is clipped as a whole; the bounds are of the order 1e-4. The term of a
+token has the value of the ratio and the gradient of the token, s_i · exp(log p - stopgrad(log p)), so the
+mean over each response, and then over responses, is the loss above. Any other `average` would be a different
+loss and is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class GSPOConfig(FamilyConfig):
 
 
 class GSPO(Family):
-    """One ratio for a whole response."""
+    """Policy gradient with one ratio per response."""
 
     Config = GSPOConfig
 
@@ -55,18 +56,18 @@ class GSPO(Family):
 
 
 def response_mean(values: Tensor, batch: Batch) -> Tensor:
-    """[T] mean of [T] values over the loss tokens of each response, spread over its tokens."""
+    """Average [T] values over the loss tokens of each response, and repeat the mean for its tokens, [T]."""
     mask = batch["loss_mask"]
     sums = batch.per_row(torch.where(mask, values, 0.0))
     return spread(sums / batch.per_row(mask.to(values.dtype)).clamp(min=1), batch)
 
 
 def carried(value: Tensor, gradient: Tensor) -> Tensor:
-    """[T] the value of the first, with the gradient value · d gradient."""
+    """Return `value`, [T], with the gradient value · d gradient."""
     return value.detach() * torch.exp(gradient - gradient.detach())
 
 
 def refuse_other_average(config: FamilyConfig, name: str) -> None:
-    """For losses that are a mean over responses by definition."""
-    expected = f"seq-mean-token-mean, as {name} has one term for a response"
+    """Refuse other averages, for losses that are by definition a mean over responses."""
+    expected = f"seq-mean-token-mean, because {name} has one term per response"
     require(config.average == "seq-mean-token-mean", "average", expected, config.average, "seq-mean-token-mean")

@@ -3,9 +3,9 @@
     chosen, rejected = the best and the worst of n responses to a prompt, by their reward
     loss = -log sigmoid(beta · [(log p - log p_ref)(chosen) - (log p - log p_ref)(rejected)])
 
-with log p of a whole response (arXiv 2305.18290, eq. 7) and p_ref the policy at the start. Departures:
-1. The reward of the run stands where the paper asks a language model which response is better.
-2. A prompt whose responses all have one reward has no pair, and is left out.
+with log p of a whole response (arXiv 2305.18290, eq. 7) and p_ref the initial policy. Departures:
+1. The reward of the run decides which response is better; the paper asks a language model.
+2. A prompt whose responses all have the same reward yields no pair and is skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OnlineDPOConfig(EpochsConfig):
     """Settings of Online DPO."""
 
     beta: float = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the pull towards the reference."""
 
     def __post_init__(self) -> None:
         EpochsConfig.__post_init__(self)
@@ -38,7 +38,7 @@ class OnlineDPOConfig(EpochsConfig):
 
 
 class OnlineDPO(Pairwise):
-    """Best against worst of the responses to a prompt."""
+    """Direct preference optimisation on the best and the worst response to each prompt."""
 
     Config = OnlineDPOConfig
     compares_samples = True
@@ -48,7 +48,7 @@ class OnlineDPO(Pairwise):
         return [RoleSpec(name=name, worker=worker) for name, worker in names.items()]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Generate, score, pair, and compare with the reference."""
+        """Generate, score, form pairs, and compare them with the reference."""
         samples = roles.score(roles.generate(prompts))
         reward, group_id = samples.fetch("reward", "group_id")
         rows = best_and_worst(reward, group_id)
@@ -67,7 +67,7 @@ class OnlineDPO(Pairwise):
 
 
 def best_and_worst(reward: Tensor, group_id: Tensor) -> Tensor:
-    """[2P] rows: the best and the worst of each group whose rewards differ; of equals the first."""
+    """Return the rows of the best and worst response of each group with variance, [2P]; the first of equals."""
     rows = []
     for group in torch.unique(group_id).tolist():
         members = (group_id == group).nonzero().squeeze(1)

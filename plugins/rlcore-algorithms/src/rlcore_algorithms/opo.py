@@ -2,9 +2,9 @@
 
     A_i = r_i - Σ_j length_j · r_j / Σ_j length_j   over the responses j to the same prompt
 
-The baseline that makes the variance of the gradient smallest when the gradient of a response grows with its length.
-The paper trains exactly on policy: keep epochs=1 and minibatches=1, as is the default. Departure: the loss is the
-clipped one of PPO, which has the paper's gradient in the first optimiser step on a sample.
+This baseline minimises the variance of the gradient if the gradient of a response grows with its length. The
+paper trains exactly on policy: keep the defaults epochs=1 and minibatches=1. Departure: the loss is PPO's
+clipped loss, which has the paper's gradient in the first optimiser step on a sample.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ class OPOConfig(FamilyConfig):
 
 
 class OPO(Family):
-    """Better than the group, long responses counting more."""
+    """Policy gradient with a baseline weighted by response length."""
 
     Config = OPOConfig

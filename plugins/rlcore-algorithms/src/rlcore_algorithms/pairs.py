@@ -1,13 +1,14 @@
-"""Learning from pairs: a logistic loss on the difference of two scores, one row of a batch at a time.
+"""Learning from pairs: a logistic loss on the difference of two scores, computed row by row.
 
     loss = -log sigmoid(m),   m = x(chosen) - x(rejected)
 
-The rows of a pair may lie in different micro-batches, so m is computed beforehand, by a forward pass of the weights
-that are about to be updated. With it the loss is linear in what each row contributes, and its gradient is exact:
+The two rows of a pair may be in different micro-batches, so m is computed beforehand, by a forward pass with
+the weights that are about to be updated. The loss then splits into one term per row, with the exact gradient:
 
-    term_i = -log sigmoid(m) - 2 · sign_i · sigmoid(-m) · (x_i - stopgrad(x_i)),   averaged over the rows of both
+    term_i = -log sigmoid(m) - 2 · sign_i · sigmoid(-m) · (x_i - stopgrad(x_i)),   averaged over all rows
 
-(2, as a mean over n pairs is one over 2n rows.) Online DPO, offline DPO and reward models differ in x only.
+The factor 2 is there because a mean over n pairs is a mean over 2n rows. Online DPO, offline DPO and reward
+models differ only in x.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from rlcore.workers.averaging import count
 
 
 class Pairwise(Epochs):
-    """Base of algorithms that compare two responses. Rows 2k and 2k + 1 of the experience are a pair, chosen first."""
+    """Base of algorithms that learn from pairs. Rows 2k and 2k + 1 are a pair, the chosen response first."""
 
     shows: Mapping[str, str] = {"actor/loss": "loss", "actor/accuracy": "accuracy"}
 
     def scores(self, roles: Roles, samples: Batch) -> Tensor:
-        """[B] x of each row under the present weights; only these numbers come to the controller."""
+        """Return x of each row under the current weights, [B]; only these numbers reach the controller."""
         raise NotImplementedError
 
     def with_margins(self, roles: Roles, pairs: Batch) -> Batch:
-        """The pairs with the row columns `margin` and `sign`."""
+        """Add the row columns `margin` and `sign` to the pairs."""
         x = self.scores(roles, pairs).double()
         margin = (x[0::2] - x[1::2]).repeat_interleave(2).float()
         return pairs.with_rows(margin=margin, sign=torch.tensor([1.0, -1.0]).repeat(len(pairs) // 2))
@@ -48,7 +49,7 @@ class Pairwise(Epochs):
         return ["margin", "sign"]
 
     def logistic(self, x: Tensor, batch: Batch) -> LossTerms:
-        """The loss for x [B], with its gradient."""
+        """Return the logistic loss for x [B], with its gradient."""
         margin, sign = batch["margin"], batch["sign"]
         push = sign * torch.sigmoid(-margin) * (x - x.detach())
         right = (margin > 0).to(x.dtype)
@@ -57,7 +58,7 @@ class Pairwise(Epochs):
         )
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
-        """Epochs × mini-batches of whole pairs; margins are computed anew before every step but the first."""
+        """Update in epochs × mini-batches of whole pairs; recompute margins before all steps but the first."""
         metrics, self._metrics = [self._metrics], {}
         pair_id = experience.fetch("sample_id")[0::2]
         for number, chosen in enumerate(self.minibatches(pair_id.numpy())):
@@ -70,13 +71,13 @@ class Pairwise(Epochs):
 
 
 def implicit_rewards(batch: Batch, *, beta: float) -> Batch:
-    """Row column `implicit_reward`: beta · (log p(response) - log p_ref(response)). Runs next to the data."""
+    """Compute the row column `implicit_reward`, beta · (log p - log p_ref); runs next to the data."""
     gap = torch.where(batch["loss_mask"], batch["log_probs"] - batch["ref_log_probs"], 0.0)
     return Batch.of(lengths=batch.lengths, rows={"implicit_reward": beta * batch.per_row(gap)})
 
 
 def reference_gap(roles: Roles, samples: Batch, beta: float) -> Tensor:
-    """[B] the implicit rewards of samples that have `ref_log_probs`."""
+    """Return the implicit rewards of samples that have `ref_log_probs`, [B]."""
     present = samples.select("loss_mask", "ref_log_probs") | roles.actor.log_probs(samples).drop("entropy")
     gap: Tensor = roles.actor.apply(implicit_rewards, present, beta=beta).fetch("implicit_reward")
     return gap

@@ -1,8 +1,8 @@
-"""The core's PPO with an off-policy correction, and with dual clip (arXiv 1912.09729) as its default.
+"""The core's PPO with an off-policy correction, and with dual clip (arXiv 1912.09729) enabled by default.
 
     A < 0:  term = min(max(-ratio · A, -clip(ratio) · A), -dual_clip · A)
 
-The critic is trained as in the core; the weights of the correction are on the actor's terms alone.
+The critic is trained as in the core; the correction weights apply only to the actor's terms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DualClipPPOConfig(PPOConfig):
 
 
 class DualClipPPO(PPO):
-    """PPO whose loss is bounded for bad responses, too."""
+    """PPO whose loss is also bounded for negative advantages."""
 
     Config = DualClipPPOConfig
 

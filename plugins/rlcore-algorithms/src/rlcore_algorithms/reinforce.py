@@ -3,9 +3,9 @@
     A_i = r_i - mean of r over all responses of the step;   loss = -mean over tokens of  A_i · log p(token)
 
 Departures:
-1. The gradient is taken through the clipped ratio of PPO, which is the same in the first optimiser step on a sample and
-   bounded in later ones.
-2. The baseline holds the response's own reward: the gradient is smaller by the factor 1 - 1/n for n responses.
+1. The gradient is taken through PPO's clipped ratio, which is the same in the first optimiser step on a
+   sample and bounded in later ones.
+2. The baseline includes the response's own reward, which scales the gradient by 1 - 1/n for n responses.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ class ReinforceConfig(FamilyConfig):
 
 
 class Reinforce(Family):
-    """Better than the average of the step."""
+    """Policy gradient with the mean reward of the step as baseline."""
 
     Config = ReinforceConfig

@@ -1,14 +1,14 @@
-"""REINFORCE++ and its form with a group baseline, arXiv 2501.03262.
+"""REINFORCE++ and its variant with a group baseline, arXiv 2501.03262.
 
     r_t = -beta · KL_t  (+ the score at the last token);   G_t = r_t + gamma · G_{t+1}
     A_t = (G_t - mean) / std over all loss tokens of the step;   loss as in PPO, no critic
 
 reinforce_plus_plus_baseline:  A_i = whiten(r_i - mean of its group), the same for every token of response i; its KL
-penalty stands in the loss, with k2.
+penalty is in the loss, with k2.
 
 Departures:
-1. The step is the batch that is whitened, not the mini-batch; the standard deviation is that of the population.
-2. The penalty is off until `kl.coefficient` is given.
+1. Whitening is over the step, not the mini-batch, and uses the population standard deviation.
+2. The penalty is off until `kl.coefficient` is set.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ReinforcePlusPlusBaselineConfig(FamilyConfig):
 
 
 class ReinforcePlusPlus(Family):
-    """Whitened returns per token."""
+    """Policy gradient with returns per token, whitened over the step."""
 
     Config = ReinforcePlusPlusConfig
 
 
 class ReinforcePlusPlusBaseline(Family):
-    """Better than the group, whitened over the step."""
+    """Policy gradient with rewards centred on the group and whitened over the step."""
 
     Config = ReinforcePlusPlusBaselineConfig

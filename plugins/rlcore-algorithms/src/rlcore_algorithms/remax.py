@@ -1,13 +1,13 @@
-"""ReMax: arXiv 2310.10505.
+"""ReMax: the greedy response as baseline, arXiv 2310.10505.
 
     A_i = r_i - reward of the greedy response to the same prompt
 
-Works with one sample for each prompt; a step then draws two responses for each, of which the greedy one is no
-experience and not counted among the samples.
+Works with one sample per prompt. A step then generates two responses per prompt; the greedy one is not part
+of the experience and not counted as a sample.
 
 Departures:
-1. The loss is the clipped one of PPO, which has the paper's gradient in the first optimiser step on a sample.
-2. Where the greedy response has no score, the mean of the sampled ones stands in (`experience/baseline_missing`).
+1. The loss is PPO's clipped loss, which has the paper's gradient in the first optimiser step on a sample.
+2. If the greedy response has no score, the mean of the sampled ones is used (`experience/baseline_missing`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ class ReMaxConfig(FamilyConfig):
 
 
 class ReMax(Family):
-    """Better than the greedy response."""
+    """Policy gradient with the reward of the greedy response as baseline."""
 
     Config = ReMaxConfig

@@ -2,12 +2,12 @@
 
     loss = -log sigmoid(s(chosen) - s(rejected)),   s = value head at the end of prompt and response
 
-The data has the columns `chosen` and `rejected`. The model is `model.path` with a value head; it is the role `actor`,
-and nothing is generated. With `data.eval`, evaluation is the share of held-out pairs in the right order
-(`eval/pass_rate`) and their loss.
+The data has the columns `chosen` and `rejected`. The model is `model.path` with a value head; its role is
+`actor`, and nothing is generated. With `data.eval`, evaluation reports the share of held-out pairs in the
+right order (`eval/pass_rate`) and their loss.
 
-A value at token i is that of the state before it (types.py), so a token is put after the response, and the score is the
-value there: what the model makes of everything before it.
+The value at token i is that of the state before it (types.py). A token is therefore appended to the response,
+and the value there, which depends on the whole text before it, is the score.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class RewardModelConfig(EpochsConfig):
     """Settings of reward-model training."""
 
     chosen: str = "chosen"
-    """Column of the better responses."""
+    """Column of the preferred responses."""
     rejected: str = "rejected"
+    """Column of the other responses."""
 
 
 class RewardModelWorker(TrainedWorker):
@@ -47,7 +48,7 @@ class RewardModelWorker(TrainedWorker):
 
     @dispatch("dp", reads=("input_ids", "loss_mask"))
     def scores(self, batch: Batch) -> Batch:
-        """Row column `score`: the value at the one loss token of each row."""
+        """Compute the row column `score`, the value at the single loss token of each row."""
         values = self.forward(batch).values
         assert values is not None, "a value head has values"
         return Batch.of(lengths=batch.lengths, rows={"score": batch.per_row(values.to(batch.device))})
@@ -57,21 +58,21 @@ class RewardModelWorker(TrainedWorker):
 
 
 class RewardModel(Pairwise):
-    """Scores chosen responses above rejected ones."""
+    """Training of a model that scores chosen responses above rejected ones."""
 
     Config = RewardModelConfig
     without = ("rollout", "reward")
 
     @property
     def demonstrations(self) -> Sequence[str]:
-        """Columns of responses in the data."""
+        """Columns of the data that hold responses."""
         return (self.config.chosen, self.config.rejected)
 
     def roles(self) -> Sequence[RoleSpec]:
         return [RoleSpec(name="actor", worker="reward_model")]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Read the pairs, and score them."""
+        """Load the pairs and score them."""
         pairs = roles.demonstrations(prompts, self.demonstrations)
         ended = roles.actor.apply(with_score_token, pairs.select("input_ids", "loss_mask"))
         rows = {name: pairs.fetch(name) for name in ("sample_id", "group_id")}
@@ -86,7 +87,7 @@ class RewardModel(Pairwise):
         return self.logistic(batch.per_row(torch.where(batch["loss_mask"], out.values, 0.0)), batch)
 
     def evaluate(self, roles: Roles, prompts: Batch, config: EvalConfig) -> tuple[dict[str, float], Batch]:
-        """Share of held-out pairs in the right order, and their loss."""
+        """Compute the share of held-out pairs in the right order, and their loss."""
         pairs = self.collect(roles, prompts)
         margin = pairs.fetch("margin")[0::2]
         metrics = {

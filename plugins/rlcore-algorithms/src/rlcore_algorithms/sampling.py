@@ -1,4 +1,4 @@
-"""What DAPO (arXiv 2503.14476) does to the samples before they are compared: refill, and a penalty for length."""
+"""Sampling methods of DAPO (arXiv 2503.14476): refill of groups without variance, and overlong penalty."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefillConfig:
-    """Dynamic sampling: prompts whose responses all have one reward are replaced by further prompts."""
+    """Dynamic sampling: prompts whose responses all have the same reward are replaced by further prompts."""
 
     rounds: int = 0
-    """How often at most a step draws; 0: groups without variance are kept."""
+    """Most rounds of generation in a step; 0: groups without variance are kept."""
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, "rounds", "0 (off) or more", self.rounds, 3)
@@ -33,12 +33,12 @@ class RefillConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlongConfig:
-    """Soft punishment of responses that come near the token limit."""
+    """Soft penalty on responses close to the token limit."""
 
     tokens: int = 0
-    """The last so many tokens before the limit, over which the penalty grows; 0: no penalty."""
+    """Number of tokens before the limit over which the penalty grows; 0: no penalty."""
     factor: float = 1.0
-    """The penalty at the limit."""
+    """Penalty at the limit."""
 
     def __post_init__(self) -> None:
         require(self.tokens >= 0, "tokens", "0 (off) or more", self.tokens, 128)
@@ -53,7 +53,7 @@ def refill(
     config: RefillConfig,
     note: Callable[[str, Mean], None],
 ) -> Batch:
-    """Samples of as many groups with variance as there are prompts, or fewer after the last round."""
+    """Sample until there are as many groups with variance as prompts, or the last round is over."""
     wanted, kept, missing, rounds = len(prompts), [], len(prompts), 0
     while missing and rounds < config.rounds:
         samples = draw(roles, prompts if not rounds else roles.more_prompts(missing))
@@ -65,11 +65,12 @@ def refill(
     note("experience/rounds", Mean(float(rounds)))
     note("experience/groups", Mean(float(wanted - missing)))
     if missing:
-        logger.warning("after %d rounds %d of %d prompts have responses that differ", rounds, wanted - missing, wanted)
+        found = wanted - missing
+        logger.warning("after %d rounds %d of %d prompts have groups with variance", rounds, found, wanted)
     return type(kept[0]).cat(kept)
 
 
 def overlong_penalty(length: Tensor, limit: int, config: OverlongConfig) -> Tensor:
-    """[B] float32, DAPO eq. 13: 0 up to limit - tokens, falling in a line to -factor at the limit."""
+    """Return DAPO's penalty (eq. 13), [B] float32: 0 up to limit - tokens, then linear to -factor at limit."""
     beyond = length.double() - (limit - config.tokens)
     return (-config.factor * (beyond / config.tokens).clamp(0.0, 1.0)).to(torch.float32)

@@ -3,8 +3,8 @@
     f(ratio) = sigmoid(tau · (ratio - 1)) · 4 / tau,   tau = tau_positive where A > 0, else tau_negative
     loss = mean over responses of the mean over tokens of  -f(ratio) · A
 
-A smooth gate in place of the clip: at ratio 1 the gradient is that of the plain policy gradient, and it fades on both
-sides. tau_negative > tau_positive fades faster where the response was bad.
+A smooth gate replaces the clip: at ratio 1 the gradient is the plain policy gradient, and it fades on both
+sides. tau_negative > tau_positive makes it fade faster for bad responses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlcore_algorithms.family import Family, FamilyConfig, bounded_ratio, refuse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SAPOConfig(FamilyConfig):
-    """Settings of SAPO; those of the clip have no meaning."""
+    """Settings of SAPO; the clip settings are refused."""
 
     average: Average = "seq-mean-token-mean"
     tau_positive: float = 1.0
@@ -37,7 +37,7 @@ class SAPOConfig(FamilyConfig):
 
 
 class SAPO(Family):
-    """A soft gate in place of the clip."""
+    """Policy gradient with a soft gate instead of the clip."""
 
     Config = SAPOConfig
 

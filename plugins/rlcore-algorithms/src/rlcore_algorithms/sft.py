@@ -2,11 +2,11 @@
 
     loss = -mean over tokens of the demonstrated responses of  log p(token)
 
-The data has conversations that end with a message of the assistant, which is the response, in the form that the chat
-template gives it; or a column `response`, a text that answers the prompt, and the end-of-sequence token is put after it.
-Prompt tokens, and earlier messages of the assistant, are not learned. Nothing is generated: a rollout and rewards are
-there only to evaluate, when `data.eval` is given. A response is cut at sampling.max_response_tokens, and then has no end
-token.
+The data has conversations whose last message, from the assistant, is the response, rendered by the chat
+template; or a column `response` with texts, to which the end-of-sequence token is appended. Prompt tokens and
+earlier messages of the assistant are not trained on. Nothing is generated: a rollout and rewards are used
+only for evaluation, when `data.eval` is set. Responses are truncated at sampling.max_response_tokens, and
+then have no end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SFTConfig(EpochsConfig):
 
 
 class SFT(Epochs):
-    """Makes the demonstrated responses likelier."""
+    """Fine-tuning on demonstrated responses."""
 
     Config = SFTConfig
     shows: Mapping[str, str] = {"actor/loss": "loss"}
@@ -44,7 +44,7 @@ class SFT(Epochs):
 
     @property
     def demonstrations(self) -> Sequence[str]:
-        """Columns of responses in the data."""
+        """Columns of the data that hold responses."""
         return (self.config.response,)
 
     def roles(self) -> Sequence[RoleSpec]:
@@ -57,7 +57,7 @@ class SFT(Epochs):
         return []
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """The demonstrations of these prompts."""
+        """Load the demonstrations for these prompts."""
         samples = roles.demonstrations(prompts, self.demonstrations)
         return samples.balance(roles.actor.dp_size)
 
@@ -66,7 +66,7 @@ class SFT(Epochs):
 
 
 def likelihood(out: TokenOutputs, average: Average) -> LossTerms:
-    """-log p of every loss token."""
+    """Return -log p of every token as loss terms."""
     assert out.log_probs is not None and out.entropy is not None, "the actor's outputs have log-probs and entropy"
     metrics = {"log_prob": out.log_probs.detach(), "entropy": out.entropy.detach()}
     return LossTerms(terms=-out.log_probs, average=average, metrics=metrics)

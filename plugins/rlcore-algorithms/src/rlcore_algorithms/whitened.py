@@ -1,4 +1,4 @@
-"""The advantages of REINFORCE++: returns per token, whitened over all loss tokens of the step. Runs next to the data."""
+"""Advantages of REINFORCE++: returns per token, whitened over all loss tokens of the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore_algorithms.estimators import returns_to_go
 
 
 def whitened_returns(roles: Roles, samples: Batch, *, gamma: float, kl: float, estimator: str) -> Batch:
-    """The samples with the token column `advantages`. Only sums per response come to the controller."""
+    """Add the token column `advantages`; only sums per response reach the controller."""
     columns = ["loss_mask", "reward", *(["old_log_probs", "ref_log_probs"] if kl else [])]
     returns = roles.actor.apply(token_returns, samples.select(*columns), gamma=gamma, kl=kl, estimator=estimator)
     total, squares = returns.fetch("return_sum", "return_squares")
@@ -25,7 +25,7 @@ def whitened_returns(roles: Roles, samples: Batch, *, gamma: float, kl: float, e
 
 
 def token_returns(batch: Batch, *, gamma: float, kl: float, estimator: str) -> Batch:
-    """Column `returns` [T] of r_t = -kl · KL_t (+ the score at the last token), and its sums per row."""
+    """Compute `returns` [T] of r_t = -kl · KL_t (+ the score at the last token), and their sums per row."""
     mask = batch["loss_mask"]
     rewards = torch.zeros(batch.num_tokens, dtype=torch.float64)
     if kl:
@@ -38,6 +38,6 @@ def token_returns(batch: Batch, *, gamma: float, kl: float, estimator: str) -> B
 
 
 def whiten(batch: Batch, *, mean: float, std: float) -> Batch:
-    """Column `advantages` [T] float32."""
+    """Compute the column `advantages`, [T] float32."""
     advantages = torch.where(batch["loss_mask"], (batch["returns"] - mean) / std, 0.0)
     return Batch.of(lengths=batch.lengths, tokens={"advantages": advantages.float()})
