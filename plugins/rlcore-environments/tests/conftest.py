@@ -1,4 +1,4 @@
-"""One thread for a process; set before anything is imported."""
+"""Environment variables of all tests, set before anything is imported: one thread per process."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Episodes over the engines of other packages, where they are installed: same tokens for the trainer, every turn."""
+"""Episodes over vLLM and SGLang, if installed: the log-probs of every turn match the trainer's."""
 
 import importlib
 
@@ -13,8 +13,8 @@ from rlcore.testing.model import plain_model, small_model
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("package", "name"), [("vllm", "VLLMRollout"), ("sglang", "SGLangRollout")])
-def test_log_probs_of_every_turn_are_those_of_the_trainer(tmp_path_factory, package, name):
-    pytest.importorskip(package, reason=f"needs {package} in this environment")
+def test_log_probs_of_every_turn_match_the_trainer(tmp_path_factory, package, name):
+    pytest.importorskip(package, reason=f"needs {package} in this virtual environment")
     engine_class = getattr(importlib.import_module(f"rlcore_{package}"), name)
     path = small_model(tmp_path_factory.getbasetemp())
     tokenizer = load_tokenizer(path)

@@ -1,4 +1,4 @@
-"""Environments in whole runs: what is wrong with one is said, counted, and costs what `reward.on_error` says."""
+"""Environments in whole runs: failures are logged, counted, and handled according to `reward.on_error`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def assets(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chat_model(assets, tmp_path_factory):
-    """The model with a chat template, and room for a conversation."""
+    """Copy the quickstart model and add a chat template."""
     directory = tmp_path_factory.mktemp("chat") / "model"
     shutil.copytree(assets.model, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
@@ -110,7 +110,7 @@ def chat_model(assets, tmp_path_factory):
 
 @pytest.fixture
 def train(assets, chat_model, tmp_path, capsys, monkeypatch):
-    """Exit code, what was said, and the metrics of the last step."""
+    """Return a function that trains; it returns the exit code, stderr and the metrics of the last step."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "e.py").write_text(ENVIRONMENTS)
 
@@ -139,26 +139,26 @@ def train(assets, chat_model, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_run_with_an_environment_needs_no_other_setting(train, algorithm):
-    code, said, metrics = train("environment=e.py:Good", f"algorithm={algorithm}", "algorithm.minibatches=2", steps=2)
+    code, stderr, metrics = train("environment=e.py:Good", f"algorithm={algorithm}", "algorithm.minibatches=2", steps=2)
 
-    assert code == 0, said
+    assert code == 0, stderr
     assert metrics["environment/turns"] == 2.0
     assert metrics["reward/mean"] == metrics["reward/environment"]
     assert metrics["actor/rollout_logprob_gap"] < 1e-3
     assert metrics["reward/num_score"] == 8.0
 
 
-def test_other_rewards_stand_beside_and_see_the_conversation(train):
-    code, said, metrics = train("environment=e.py:Good", "environment.turns=3", "reward=[e.py:about,environment]")
+def test_other_rewards_see_the_conversation_and_are_summed(train):
+    code, stderr, metrics = train("environment=e.py:Good", "environment.turns=3", "reward=[e.py:about,environment]")
 
-    assert code == 0, said
+    assert code == 0, stderr
     assert metrics["reward/about"] == 3.0
     assert metrics["reward/mean"] == pytest.approx(3.0 + metrics["reward/environment"], abs=1e-4)
 
 
 def test_evaluation_and_samples_show_the_conversation(train, assets, tmp_path, capsys):
-    code, said, _ = train("environment=e.py:Good", f"data.eval={assets.eval}")
-    assert code == 0, said
+    code, stderr, _ = train("environment=e.py:Good", f"data.eval={assets.eval}")
+    assert code == 0, stderr
     sample = json.loads((tmp_path / "outputs" / "r" / "samples.jsonl").read_text().splitlines()[0])
     assert [m["role"] for m in sample["columns"]["episode_messages"]] == ["user", "assistant", "user", "assistant"]
 
@@ -173,7 +173,7 @@ FAULTS = [
 ]
 
 
-# One value of on_error is enough for the fault that takes long.
+# One value of on_error is enough for the slow fault.
 CASES = [(on_error, *fault) for fault in FAULTS for on_error in ("raise", "drop", "zero") if fault[0] != "Blocks"]
 CASES += [("drop", *FAULTS[-1])]
 
@@ -181,33 +181,33 @@ CASES += [("drop", *FAULTS[-1])]
 @pytest.mark.parametrize(
     ("on_error", "name", "metric", "text"), CASES, ids=[f"{name}-{on_error}" for on_error, name, _, _ in CASES]
 )
-def test_what_goes_wrong_in_one_is_told_and_counted(train, caplog, name, metric, text, on_error):
-    code, said, metrics = train(
+def test_a_failing_episode_is_logged_and_counted(train, caplog, name, metric, text, on_error):
+    code, stderr, metrics = train(
         f"environment=e.py:{name}", f"reward.on_error={on_error}", "sampling.samples_per_prompt=1"
     )
 
     if on_error == "raise":
         assert code == 1
-        assert text in said
+        assert text in stderr
         return
-    assert code == 0, said
+    assert code == 0, stderr
     assert text in caplog.text
     assert metrics[f"reward/{metric}"] == 2.0
     assert metrics["reward/num_score"] == 2.0
 
 
-def test_one_that_never_ends_stops_the_run_with_what_to_type(train):
-    code, said, _ = train("environment=e.py:Never", "episode.max_turns=3")
+def test_an_episode_that_never_ends_fails_the_run_with_a_fix_in_the_message(train):
+    code, stderr, _ = train("environment=e.py:Never", "episode.max_turns=3")
 
     assert code == 1
-    assert "environment 'Never' in turn 3 of prompt 0: no reward, and the episode is cut: episode.max_turns=3" in said
-    assert "episode.cut_reward=0" in said
+    assert "environment 'Never' in turn 3 of prompt 0: no reward before the limit of episode.max_turns=3" in stderr
+    assert "episode.cut_reward=0" in stderr
 
 
-def test_cut_episodes_are_counted_and_said(train, caplog):
-    code, said, metrics = train("environment=e.py:Never", "episode.max_turns=2", "episode.cut_reward=0")
+def test_truncated_episodes_are_counted_and_logged(train, caplog):
+    code, stderr, metrics = train("environment=e.py:Never", "episode.max_turns=2", "episode.cut_reward=0")
 
-    assert code == 0, said
+    assert code == 0, stderr
     assert metrics["environment/num_out_of_turns"] == 8.0
     assert metrics["response_length/truncated"] == 1.0
     assert "8 of 8 episodes met episode.max_turns, the first of prompt 0" in caplog.text
@@ -226,37 +226,37 @@ REFUSED = [
     (["environment=e.py:Good", "episode.step_timeout_s=0"], "episode.step_timeout_s: expected more than 0"),
     (["reward=environment"], "reward 'environment' asks for column 'episode_reward', which "),
     (["environment=e.py:Good", "reward=exact_match"], "reward 'exact_match' asks for column 'answer', which "),
-    (["environment=e.py:Good", "model.path={plain}"], "its tokenizer has no chat template, and an environment speaks"),
+    (["environment=e.py:Good", "model.path={plain}"], "its tokenizer has no chat template, which environments need"),
 ]
 
 
 @pytest.mark.parametrize(("more", "text"), REFUSED, ids=[text[:40] for _, text in REFUSED])
-def test_what_cannot_work_is_refused_before_the_start(train, assets, more, text):
-    code, said, metrics = train(*(item.format(plain=assets.model) for item in more))
+def test_settings_that_cannot_work_are_refused_before_the_start(train, assets, more, text):
+    code, stderr, metrics = train(*(item.format(plain=assets.model) for item in more))
 
     assert (code, metrics) == (2, {})
-    assert text in said
-    assert "Traceback" not in said
+    assert text in stderr
+    assert "Traceback" not in stderr
 
 
-def test_an_algorithm_that_generates_nothing_has_no_environment(train):
+def test_an_algorithm_that_generates_nothing_refuses_an_environment(train):
     pytest.importorskip("rlcore_algorithms")
-    code, said, _ = train("environment=e.py:Good", "algorithm=sft", "algorithm.column=digits")
+    code, stderr, _ = train("environment=e.py:Good", "algorithm=sft", "algorithm.column=digits")
 
     assert code == 2
-    assert "generates nothing\nLeave out  environment" in said or "no such setting" in said
+    assert "generates nothing\nLeave out  environment" in stderr or "no such setting" in stderr
 
 
-def test_two_rewards_of_one_name_are_told_apart(train):
-    code, said, metrics = train("environment=e.py:Good", "reward=[environment,{name: environment, weight: 2.0}]")
+def test_two_rewards_with_the_same_name_get_distinct_metrics(train):
+    code, stderr, metrics = train("environment=e.py:Good", "reward=[environment,{name: environment, weight: 2.0}]")
 
-    assert code == 0, said
+    assert code == 0, stderr
     assert metrics["reward/environment"] == metrics["reward/environment#2"]
     assert metrics["reward/mean"] == pytest.approx(3 * metrics["reward/environment"], abs=1e-4)
 
 
-def test_the_same_run_in_processes_of_ray(train, tmp_path):
-    code, said, metrics = train("environment=e.py:Good", "runtime=ray", "reward.num_processes=1")
+def test_a_run_with_an_environment_works_in_ray_processes(train, tmp_path):
+    code, stderr, metrics = train("environment=e.py:Good", "runtime=ray", "reward.num_processes=1")
 
-    assert code == 0, said
+    assert code == 0, stderr
     assert metrics["environment/turns"] == 2.0

@@ -1,4 +1,4 @@
-"""Environments: tokens in and tokens out, limits, and whatever goes wrong in the code of somebody else."""
+"""Episodes: tokens in and tokens out, limits, and failures in the code of environments."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Settings:
     turns: int = 3
     fault: str = ""
     prompt: int = 0
-    """The prompt that the fault hits."""
+    """Id of the prompt with the fault."""
 
 
 class Counts:
-    """So many turns, each answered with its number; or a fault."""
+    """Environment with a fixed number of turns, and a fault in the second turn of one prompt."""
 
     Config = Settings
     begun: list[int] = []  # noqa: RUF012
@@ -94,9 +94,9 @@ class Counts:
         match self.fault if turn == 1 else "":
             case "raises":
                 raise ValueError("no such door")
-            case "waits":
+            case "awaits too long":
                 await asyncio.sleep(2 * HANG_S)
-            case "swallows":
+            case "swallows the cancellation":
                 await stubborn(15.0)
             case "cancels itself":
                 raise asyncio.CancelledError
@@ -117,14 +117,14 @@ class Counts:
 
     async def close(self):
         self.closed.append(self.prompt_id)
-        if self.fault == "close":
+        if self.fault == "raises in close":
             raise OSError("still open")
-        if self.fault == "swallows in close":
+        if self.fault == "swallows the cancellation in close":
             await stubborn(15.0)
 
 
 async def stubborn(seconds, until=lambda: False):
-    """Awaits, and goes on when it is cancelled."""
+    """Await, and ignore cancellation."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not until():
         with contextlib.suppress(asyncio.CancelledError):
@@ -132,7 +132,7 @@ async def stubborn(seconds, until=lambda: False):
 
 
 class Plain(Counts):
-    """Not asynchronous."""
+    """Environment whose step is not asynchronous."""
 
     def step(self, completion):
         return Step(done=True)
@@ -148,7 +148,7 @@ def weigh(grams: float, unit: str = "g") -> str:
 
     Args:
         grams: How heavy it is.
-        unit: In which unit.
+        unit: Unit of the weight.
     """
     return f"{grams} {unit}"
 
@@ -186,16 +186,16 @@ def hf(model_path):
 
 
 class Remembers(FakeRollout):
-    """Notes the seed of every request."""
+    """Fake engine that records the seed of every request."""
 
     def generate(self, requests):
         self.seeds = [*getattr(self, "seeds", []), *(request.seed for request in requests)]
         return super().generate(requests)
 
 
-def test_every_turn_draws_with_a_seed_of_its_own_and_the_same_one_again(model_path, tokenizer):
+def test_every_turn_has_its_own_reproducible_seed(model_path, tokenizer):
     found = []
-    for num in (4, 2):  # neighbours change nothing
+    for num in (4, 2):  # the number of other episodes must not matter
         engine = Remembers(FakeConfig(), model=ModelConfig(path=model_path), context=RolloutContext())
         play(engine, tokenizer, num=num)
         found.append(engine.seeds)
@@ -223,37 +223,37 @@ def test_the_first_prompt_has_the_tokens_of_single_turn_training(tokenizer):
     assert Chat(tokenizer).begin(messages) == prepared.token_ids.tolist()
 
 
-def test_only_what_the_model_wrote_is_in_the_mask_and_it_is_as_the_engine_drew_it(fake, tokenizer):
+def test_the_mask_covers_exactly_the_tokens_that_the_engine_sampled(fake, tokenizer):
     episodes = play(fake, tokenizer)
 
     assert [it.end for it in episodes] == [DONE] * 4
     assert len(fake.requests) == 12
-    num_drawn = 0
+    num_sampled = 0
     for asked in fake.requests:
-        start, drawn = len(asked.prompt_ids), list(fake._respond(asked)[0])
+        start, sampled = len(asked.prompt_ids), list(fake._respond(asked)[0])
         (episode,) = [it for it in episodes if it.token_ids[:start] == list(asked.prompt_ids)]
-        assert episode.token_ids[start : start + len(drawn)] == drawn
-        assert all(episode.loss_mask[start : start + len(drawn)])
-        num_drawn += len(drawn)
-    assert sum(sum(it.loss_mask) for it in episodes) == num_drawn
+        assert episode.token_ids[start : start + len(sampled)] == sampled
+        assert all(episode.loss_mask[start : start + len(sampled)])
+        num_sampled += len(sampled)
+    assert sum(sum(it.loss_mask) for it in episodes) == num_sampled
     assert all(len(it.log_probs) == len(it.versions) == sum(it.loss_mask) for it in episodes)
     assert all(x <= 0 for it in episodes for x in it.log_probs)
 
 
-def test_between_two_turns_stands_what_the_template_puts_there(tokenizer):
+def test_tokens_between_two_turns_come_from_the_template(tokenizer):
     chat = Chat(tokenizer)
     history, new = [{"role": "user", "content": "go"}], [{"role": "user", "content": "more"}]
     end = tokenizer.eos_token_id
-    cut, ended = tokenizer("12")["input_ids"], [*tokenizer("12")["input_ids"], end]
+    truncated, ended = tokenizer("12")["input_ids"], [*tokenizer("12")["input_ids"], end]
 
     whole = chat.begin([*history, {"role": "assistant", "content": "12"}, *new])
 
     assert chat.begin(history) + ended + chat.after(history, new, ended) == whole
-    assert chat.begin(history) + cut + chat.after(history, new, cut) == whole
+    assert chat.begin(history) + truncated + chat.after(history, new, truncated) == whole
 
 
-def test_an_odd_tokenisation_of_the_model_survives(tokenizer):
-    """Text to tokens and back would merge or lose them: a pad token and an unknown order of digits."""
+def test_an_unusual_tokenisation_by_the_model_is_kept(tokenizer):
+    """Decoding and encoding again would change these tokens: a pad token, and digits in an unusual order."""
     chat = Chat(tokenizer)
     history, new = [{"role": "user", "content": "go"}], [{"role": "user", "content": "more"}]
     odd = [tokenizer.pad_token_id, *tokenizer("21")["input_ids"]]
@@ -261,7 +261,7 @@ def test_an_odd_tokenisation_of_the_model_survives(tokenizer):
     assert chat.after(history, new, odd) == chat.after(history, new, tokenizer("3")["input_ids"])
 
 
-def test_one_sample_has_the_same_columns_and_rewards_are_summed(fake, tokenizer):
+def test_an_episode_becomes_one_sample_with_summed_rewards(fake, tokenizer):
     episodes = play(fake, tokenizer, num=2, turns=2)
     prompts = Batch.of(lengths=[1, 1], tokens={"input_ids": [5, 5]}, rows={"group_id": [7, 8], "prompt_id": [0, 1]})
 
@@ -275,7 +275,7 @@ def test_one_sample_has_the_same_columns_and_rewards_are_summed(fake, tokenizer)
     assert batch["rollout_log_probs"].dtype == torch.float32
 
 
-def test_log_probs_of_every_turn_are_those_of_the_trainer(hf, tokenizer, model_path):
+def test_log_probs_of_every_turn_match_the_trainer(hf, tokenizer, model_path):
     from rlcore.testing.model import plain_model
 
     for episode in play(hf, tokenizer, turns=3):
@@ -295,23 +295,23 @@ def test_an_episode_does_not_depend_on_its_neighbours(hf, tokenizer):
 FAULTS = [
     ("raises", ERROR, r"in turn 2 of prompt 2: ValueError: no such door \(test_episodes.py:\d+\)"),
     ("raises in reset", ERROR, r"in reset of prompt 2: KeyError: 'level' \(test_episodes.py:\d+\)"),
-    ("no message", ERROR, r"in reset of prompt 2: reset gave no message, and is not done; write \[\{"),
+    ("no message", ERROR, r"in reset of prompt 2: reset returned no messages, but is not done; write \[\{"),
     ("exits", ERROR, r"in turn 2 of prompt 2: RuntimeError: SystemExit: 3"),
     ("tuple", ERROR, r"in turn 2 of prompt 2: step returned tuple, not rlcore.Step"),
-    ("nan", ERROR, r"in turn 2 of prompt 2: step gave the reward nan, not a finite number"),
-    ("silent", ERROR, r"in turn 2 of prompt 2: step gave no message, and is not done"),
-    ("assistant", ERROR, r"in turn 2 of prompt 2: step ends with a message of the assistant"),
-    ("close", ERROR, r"in close of prompt 2: OSError: still open"),
-    ("waits", TIMEOUT, r"in turn 2 of prompt 2: no answer within 3 s"),
+    ("nan", ERROR, r"in turn 2 of prompt 2: step returned the reward nan, which is not finite"),
+    ("silent", ERROR, r"in turn 2 of prompt 2: step returned no messages, but is not done"),
+    ("assistant", ERROR, r"in turn 2 of prompt 2: the last message of step has the role assistant"),
+    ("raises in close", ERROR, r"in close of prompt 2: OSError: still open"),
+    ("awaits too long", TIMEOUT, r"in turn 2 of prompt 2: no answer within 3 s"),
     ("cancels itself", ERROR, r"in turn 2 of prompt 2: RuntimeError: CancelledError"),
-    ("swallows", TIMEOUT, r"in turn 2 of prompt 2: it does not end when it is cancelled: let asyncio.CancelledError"),
-    ("swallows in close", ERROR, r"in close of prompt 2: it does not end when it is cancelled: let asyncio.Cancelled"),
+    ("swallows the cancellation", TIMEOUT, r"in turn 2 of prompt 2: it ignored its cancellation; let asyncio.Canc"),
+    ("swallows the cancellation in close", ERROR, r"in close of prompt 2: it ignored its cancellation; let asyncio"),
     ("blocks", TIMEOUT, r"in turn 2 of prompt 2: it blocks at test_episodes.py:\d+ instead of awaiting"),
 ]
 
 
 @pytest.mark.parametrize(("fault", "end", "text"), FAULTS, ids=[fault for fault, _, _ in FAULTS])
-def test_a_fault_costs_its_own_episode_and_is_told_with_its_row(fake, tokenizer, fault, end, text):
+def test_a_fault_ends_only_its_own_episode_and_names_its_prompt(fake, tokenizer, fault, end, text):
     import re
 
     episodes = play(fake, tokenizer, fault=fault, prompt=2, limits=EpisodeConfig(step_timeout_s=3.0))
@@ -320,41 +320,41 @@ def test_a_fault_costs_its_own_episode_and_is_told_with_its_row(fake, tokenizer,
     assert [bool(it.error) for it in episodes] == [False, False, True, False]
     assert re.match(rf"environment 'Counts' {text}", episodes[2].error), episodes[2].error
     assert sorted(Counts.closed) == [0, 1, 2, 3]
-    assert episodes[2].token_ids, "a sample of no tokens is no row"
+    assert episodes[2].token_ids, "a row needs at least one token"
 
 
-def test_a_method_that_is_not_async_is_told(fake, tokenizer):
+def test_a_method_that_is_not_async_is_an_error(fake, tokenizer):
     (episode,) = play(fake, tokenizer, environment=Plain, num=1)
 
     assert episode.error.endswith("step returned Step; write  async def step(…)")
 
 
-def test_an_episode_that_does_not_end_is_cut_at_max_turns_and_keeps_its_reward(fake, tokenizer):
+def test_an_episode_truncated_at_max_turns_keeps_its_reward(fake, tokenizer):
     (episode,) = play(fake, tokenizer, num=1, turns=100, limits=EpisodeConfig(max_turns=3))
 
     assert (episode.end, episode.num_turns, sum(episode.rewards)) == (OUT_OF_TURNS, 3, 1.5)
     assert [it.last for it in Counts.seen] == [False, False, True]
-    assert episode.loss_mask[-1], "what nobody answers is not in the sample"
+    assert episode.loss_mask[-1], "messages without a response are not part of the sample"
 
 
-def test_an_environment_that_never_ends_nor_scores_is_an_error(fake, tokenizer):
+def test_an_episode_truncated_without_a_reward_is_an_error(fake, tokenizer):
     (episode,) = play(fake, tokenizer, environment=NeverScores, num=1, limits=EpisodeConfig(max_turns=3))
 
     assert episode.error == (
-        "environment 'NeverScores' in turn 3 of prompt 0: no reward, and the episode is cut: episode.max_turns=3; type "
+        "environment 'NeverScores' in turn 3 of prompt 0: no reward before the limit of episode.max_turns=3; type "
         " episode.cut_reward=0"
     )
 
 
 @pytest.mark.parametrize("limits", [{"max_turns": 3}, {"max_tokens": 60}], ids=["turns", "tokens"])
-def test_an_episode_that_is_cut_without_reward_is_worth_what_the_setting_says(fake, tokenizer, limits):
+def test_an_episode_truncated_without_a_reward_gets_the_cut_reward(fake, tokenizer, limits):
     cut = EpisodeConfig(cut_reward=-0.5, **limits)
     (episode,) = play(fake, tokenizer, environment=NeverScores, num=1, limits=cut)
 
     assert (episode.error, episode.rewards) == ("", [-0.5])
 
 
-def test_an_episode_is_cut_where_the_next_prompt_would_not_fit(fake, tokenizer):
+def test_an_episode_ends_where_the_next_prompt_would_not_fit(fake, tokenizer):
     limit = 60
     (episode,) = play(fake, tokenizer, num=1, turns=100, limits=EpisodeConfig(max_turns=50, max_tokens=limit))
 
@@ -362,14 +362,14 @@ def test_an_episode_is_cut_where_the_next_prompt_would_not_fit(fake, tokenizer):
     assert limit - 30 < len(episode.token_ids) <= limit
 
 
-def test_first_messages_that_do_not_fit_are_told(fake, tokenizer):
+def test_first_messages_above_the_token_limit_are_an_error(fake, tokenizer):
     (episode,) = play(fake, tokenizer, num=1, limits=EpisodeConfig(max_tokens=8))
 
-    assert "its first messages have" in episode.error
-    assert "and episode.max_tokens=8" in episode.error
+    assert "the first messages have" in episode.error
+    assert "the limit is episode.max_tokens=8" in episode.error
 
 
-def test_an_engine_that_fails_ends_the_step(model_path, tokenizer):
+def test_an_engine_failure_ends_the_step(model_path, tokenizer):
     engine = FakeRollout(
         FakeConfig(fault="raise", fault_after=5), model=ModelConfig(path=model_path), context=RolloutContext()
     )
@@ -380,7 +380,7 @@ def test_an_engine_that_fails_ends_the_step(model_path, tokenizer):
     assert sorted(Counts.closed) == sorted(Counts.begun)
 
 
-def test_environments_that_block_again_and_again_end_the_step(fake, tokenizer, monkeypatch):
+def test_environments_that_block_too_many_threads_end_the_step(fake, tokenizer, monkeypatch):
     monkeypatch.setattr(stages, "_MAX_BLOCKED", 1)
 
     with pytest.raises(InfrastructureError, match=r"blocked 1 threads in one step, the last at test_episodes.py:\d+\n"):
@@ -389,7 +389,7 @@ def test_environments_that_block_again_and_again_end_the_step(fake, tokenizer, m
         )
 
 
-def test_a_slow_environment_does_not_hold_the_others(fake, tokenizer):
+def test_a_slow_environment_does_not_delay_the_others(fake, tokenizer):
     class Slow(Counts):
         async def step(self, completion):
             while self.prompt_id == 0 and len(self.closed) < 3:
@@ -402,7 +402,7 @@ def test_a_slow_environment_does_not_hold_the_others(fake, tokenizer):
     assert Counts.closed[-1] == 0
 
 
-def test_what_had_not_begun_in_a_blocked_thread_is_done_in_the_next():
+def test_calls_waiting_in_a_blocked_thread_run_in_the_next_one():
     async def several():
         async def block():
             time.sleep(5.0)
@@ -422,7 +422,7 @@ def test_what_had_not_begun_in_a_blocked_thread_is_done_in_the_next():
     assert others == [7, 7, 7]
 
 
-def test_a_call_that_never_ends_holds_neither_its_caller_nor_the_end_of_the_step():
+def test_a_call_that_never_ends_delays_neither_its_caller_nor_the_end_of_the_step():
     release, ended = threading.Event(), []
 
     async def never_ends():
@@ -435,15 +435,15 @@ def test_a_call_that_never_ends_holds_neither_its_caller_nor_the_end_of_the_step
             await asyncio.wait(calls, timeout=HANG_S)
             return [task.done() and str(task.exception()) for task in calls]
 
-    told = asyncio.run(several())
-    held = bool(ended)
+    errors = asyncio.run(several())
+    waited = bool(ended)
     release.set()
 
-    assert told == ["it does not end when it is cancelled: let asyncio.CancelledError through"] * 2
-    assert not held
+    assert errors == ["it ignored its cancellation; let asyncio.CancelledError propagate"] * 2
+    assert not waited
 
 
-def test_one_request_that_cannot_run_does_not_take_others_with_it(fake):
+def test_one_request_that_cannot_run_does_not_fail_the_others(fake):
     async def ask():
         batcher = RequestBatcher(fake)
         requests = [
@@ -458,8 +458,8 @@ def test_one_request_that_cannot_run_does_not_take_others_with_it(fake):
     assert first.token_ids and third.token_ids
 
 
-def test_calls_that_overlap_decode_together(hf):
-    """Requests that come while others are decoded join them, and get what they would get alone."""
+def test_overlapping_calls_decode_together(hf):
+    """Requests that arrive during decoding join the batch, and get the same responses as alone."""
 
     def request(i):
         return Request(request_id=i, prompt_ids=[4 + i, 6], sampling=Sampling(max_response_tokens=8), seed=i)
@@ -490,7 +490,7 @@ def test_calls_that_overlap_decode_together(hf):
     assert hf._decoding is None
 
 
-def test_a_call_that_is_closed_takes_only_its_own_requests_along(hf):
+def test_closing_a_call_drops_only_its_own_requests(hf):
     def request(i):
         return Request(request_id=i, prompt_ids=[4 + i, 6], sampling=Sampling(max_response_tokens=9), seed=i)
 
@@ -517,7 +517,7 @@ def test_logits_that_are_not_finite_end_the_run(hf, tokenizer):
         play(hf, tokenizer)
 
 
-def test_tools_are_shown_by_the_template(tokenizer):
+def test_tools_are_part_of_the_prompt(tokenizer):
     shown = Chat(tokenizer, [weigh]).begin([{"role": "user", "content": "?"}])
 
     assert "tools weigh" in tokenizer.decode(shown)
@@ -528,22 +528,22 @@ def test_a_tool_without_types_is_refused(tokenizer):
         Chat(tokenizer, [untyped])
 
 
-def test_a_template_that_shows_no_tools_is_refused(tokenizer):
+def test_a_template_that_ignores_tools_is_refused(tokenizer):
     tokenizer.chat_template = TEMPLATE.partition("{% endif %}")[2]
 
     Chat(tokenizer)
-    with pytest.raises(ModelError, match="its chat template shows no tools, and the environment has some\nUse a model"):
+    with pytest.raises(ModelError, match="its chat template ignores tools, but the environment has tools\nUse a model"):
         Chat(tokenizer, [weigh])
 
 
 def test_a_tokenizer_without_template_is_refused(tokenizer):
     tokenizer.chat_template = None
 
-    with pytest.raises(ModelError, match="has no chat template, and an environment speaks in messages\nUse a model"):
+    with pytest.raises(ModelError, match="has no chat template, which environments need\nUse a chat model"):
         Chat(tokenizer)
 
 
-def test_a_template_that_loops_without_end_is_refused(tokenizer, monkeypatch):
+def test_a_template_that_loops_forever_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr("rlcore.data.limits.LIMIT_S", 0.5)
     tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -551,20 +551,20 @@ def test_a_template_that_loops_without_end_is_refused(tokenizer, monkeypatch):
         Chat(tokenizer, [weigh])
 
 
-def test_a_template_that_hides_what_was_written_is_refused(tokenizer):
+def test_a_template_that_hides_assistant_messages_is_refused(tokenizer):
     tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 
-    with pytest.raises(ModelError, match="does not show an assistant's message as it is"):
+    with pytest.raises(ModelError, match="does not render an assistant message verbatim"):
         Chat(tokenizer).after([{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}], [5])
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_turns", 0), ("max_tokens", -1), ("step_timeout_s", 0.0)])
-def test_limits_that_bound_nothing_are_refused(name, value):
+def test_limits_without_an_effect_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected .*\nType  {name}="):
         replace(EpisodeConfig(), **{name: value})
 
 
-def test_messages_of_any_kind_are_plain_data(fake, tokenizer):
+def test_messages_of_an_episode_are_json_serialisable(fake, tokenizer):
     (episode,) = play(fake, tokenizer, num=1)
 
     json.dumps([dict(m) for m in episode.messages])

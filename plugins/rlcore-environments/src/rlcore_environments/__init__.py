@@ -1,1 +1,1 @@
-"""Environments: conversations of several turns over any engine of rlcore, and a base for tools."""
+"""Multi-turn environments over any engine of rlcore, and a base class for environments with tools."""

@@ -1,4 +1,4 @@
-"""Messages to token ids, turn by turn, so that nothing that the model wrote is tokenised again."""
+"""Conversion of messages to token ids, turn by turn, without tokenising the model's responses again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcore.protocols.environment import Message
 from rlcore.protocols.optional import HasTools
 
 _MARK = "WrittenByTheModel"
-"""Stands for a response while the template is rendered: what comes after it is what the template puts there."""
+"""Placeholder for a response while the template is rendered; the text after it comes from the template."""
 
 
 def tools_of(environment: object) -> Sequence[Callable[..., Any]]:
@@ -20,12 +20,13 @@ def tools_of(environment: object) -> Sequence[Callable[..., Any]]:
 
 
 class Chat:
-    """A tokenizer's chat template, with the tools of an environment in it."""
+    """Chat template of a tokenizer, with the tools of an environment."""
 
     def __init__(self, tokenizer: Any, tools: Sequence[Callable[..., Any]] = ()) -> None:
-        """
+        """Check that the chat template can render the tools.
+
         Raises:
-            ModelError: the tokenizer has no chat template, or one that shows no tools.
+            ModelError: the tokenizer has no chat template, or one that ignores tools.
             ConfigError: a tool has no types or no description.
         """
         self.tokenizer = tokenizer
@@ -33,37 +34,38 @@ class Chat:
         name = tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise ModelError(
-                f"model.path={name}: its tokenizer has no chat template, and an environment speaks in messages\n"
-                "Use a model that was made for chat, or leave out  environment"
+                f"model.path={name}: its tokenizer has no chat template, which environments need\n"
+                "Use a chat model, or leave out  environment"
             )
         question = [{"role": "user", "content": "?"}]
         if self._tools and self._render(question, self._tools) == self._render(question, None):
             raise ModelError(
-                f"model.path={name}: its chat template shows no tools, and the environment has some\n"
-                "Use a model that was made for tools, or describe them in the environment's first message."
+                f"model.path={name}: its chat template ignores tools, but the environment has tools\n"
+                "Use a model with tool support, or describe the tools in the environment's first message."
             )
 
     def begin(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the first prompt."""
+        """Return the token ids of the first prompt."""
         return self._encode(self._render(messages, self._tools))
 
     def after(self, history: Sequence[Message], new: Sequence[Message], written: Sequence[int]) -> list[int]:
-        """Token ids between what the model has `written` and its next response: the end of its turn and `new` messages.
+        """Return the token ids between two responses: the end of the model's turn and the `new` messages.
 
-        `history` is what came before its turn. An end token that the model wrote itself is not repeated.
+        `history` has the messages before that turn, `written` its token ids. An end token that the model
+        wrote itself is not repeated.
         """
         text = self._render([*history, {"role": "assistant", "content": _MARK}, *new], self._tools)
         _, mark, rest = text.partition(_MARK)
         if not mark or _MARK in rest:
             raise ModelError(
-                f"model.path={self.tokenizer.name_or_path}: its chat template does not show an assistant's message as it is,"
-                " once\nEnvironments of several turns need a template that does."
+                f"model.path={self.tokenizer.name_or_path}: its chat template does not render an assistant message"
+                " verbatim and exactly once\nUse a model whose template does; environments with several turns need it."
             )
         ids = self._encode(rest)
         return ids[1:] if ids and written and ids[0] == written[-1] else ids
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What the model wrote, without special tokens."""
+        """Decode a response, without special tokens."""
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
@@ -73,7 +75,7 @@ class Chat:
                 return str(
                     self.tokenizer.apply_chat_template(plain, tools=tools, add_generation_prompt=True, tokenize=False)
                 )
-        except Exception as error:  # a chat template is the model author's program: it may raise anything
+        except Exception as error:  # a chat template is code of the model's author and may raise anything
             roles = ", ".join(str(message.get("role")) for message in plain)
             reason = str(error) or type(error).__name__
             raise SampleError(f"the chat template refused messages with the roles {roles}: {reason}") from error
@@ -83,14 +85,14 @@ class Chat:
 
 
 def schema(tool: Callable[..., Any]) -> dict[str, Any]:
-    """What a chat template shows of a tool: JSON schema of its parameters, words of its docstring."""
+    """Return the JSON schema of a tool for the chat template, with descriptions from its docstring."""
     from transformers.utils import get_json_schema
 
     name = getattr(tool, "__name__", repr(tool))
     try:
         return dict(get_json_schema(tool))
-    except Exception as error:  # of transformers: DocstringParsingException, TypeHintParsingException, ValueError, …
+    except Exception as error:  # transformers raises DocstringParsingException, TypeHintParsingException, ValueError, …
         raise ConfigError(
             f"tool '{name}' has no schema: {error}\n"
-            "Give every parameter a type, and the docstring a summary and a line for each under `Args:`."
+            "Give every parameter a type, and the docstring a summary and a line per parameter under `Args:`."
         ) from error

@@ -1,7 +1,7 @@
-"""Episodes: an engine and an environment take turns, many conversations at once, each in a coroutine of its own.
+"""Episodes: many concurrent conversations between a model and environments, each in its own coroutine.
 
-Called by the rollout worker in place of one call of the engine. An episode becomes one sample: everything that was said,
-end to end, with `loss_mask` on what the model wrote. Whatever ends an episode without a verdict is told in its sample.
+Called by the rollout worker instead of the engine. An episode becomes one sample: the whole conversation,
+with `loss_mask` on the tokens of the model. If an episode ends without a reward, its sample says why.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.stage import Stage, TooManyBlocked
 
 _MAX_CALLS: Final = 8
-"""Calls of the engine that overlap; requests that come meanwhile go into the next one."""
+"""Most concurrent calls of the engine; requests that arrive meanwhile wait for the next call."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Episode(Transcript):
-    """One conversation as it grows."""
+    """Transcript of a conversation in progress."""
 
     messages: list[Message] = field(default_factory=list)
     num_turns: int = 0
@@ -61,9 +61,10 @@ async def run_episodes(
     rows: Sequence[Mapping[str, Any]],
     requests: Sequence[Request],
 ) -> list[Episode]:
-    """One episode for each row; its request says how to draw, and with which seed. The engine's own errors are raised.
+    """Run one episode for each row, with the sampling settings and seed of its request.
 
-    `make` gives a new environment."""
+    `make` returns a new environment. Errors of the engine are raised.
+    """
     tools = tools_of(make())
     async with Stage(options.limits.step_timeout_s) as stage:
         player = _Player(make, options, Chat(tokenizer, tools), stage, RequestBatcher(engine))
@@ -71,12 +72,12 @@ async def run_episodes(
             async with asyncio.TaskGroup() as group:
                 played = [group.create_task(player.play(*asked)) for asked in zip(rows, requests, strict=True)]
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first one has ended all others
+            raise errors.exceptions[0] from None  # the first error has cancelled all other episodes
         return [episode.result() for episode in played]
 
 
 class RequestBatcher:
-    """Sends single requests, whenever they come, to an engine that takes lists of them."""
+    """Adapter that sends single requests to an engine in batches."""
 
     def __init__(self, engine: Rollout) -> None:
         self._engine = engine
@@ -85,7 +86,7 @@ class RequestBatcher:
         self._num_requests = 0
 
     async def send(self, request: Request) -> Sample:
-        """Return the response to a request, which gets a new id."""
+        """Send a request, under a new id, and return its response."""
         answer: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._waiting.append((replace(request, request_id=self._num_requests), answer))
         self._num_requests += 1
@@ -110,7 +111,7 @@ class RequestBatcher:
         try:
             async for sample in self._engine.generate([request for request, _ in sent]):
                 answers.pop(sample.request_id).set_result(sample)
-        except SampleError as raised:  # nothing was generated: send the others without the one that cannot run
+        except SampleError as raised:  # nothing was generated: send each request again on its own
             error = raised
             if len(sent) > 1:
                 await asyncio.gather(*(self._call([one]) for one in sent))
@@ -122,7 +123,7 @@ class RequestBatcher:
 
 
 class _Player:
-    """Plays episodes with one environment and one engine."""
+    """Runner of episodes with one environment and one engine."""
 
     def __init__(
         self, make: Callable[[], Any], options: EpisodeOptions, chat: Chat, stage: Stage, batcher: RequestBatcher
@@ -131,7 +132,7 @@ class _Player:
         self._chat, self._stage, self._batcher = chat, stage, batcher
 
     async def play(self, row: Mapping[str, Any], request: Request) -> Episode:
-        """One episode, from reset to its end."""
+        """Run one episode from reset to its end."""
         episode, made = Episode(), []
 
         async def reset() -> Any:
@@ -143,7 +144,9 @@ class _Player:
             episode.messages += first
             episode.read(self._chat.begin(first))
             if len(episode.token_ids) >= self._options.max_tokens:
-                raise SampleError(f"its first messages have {len(episode.token_ids)} tokens, and {self._most_tokens}")
+                raise SampleError(
+                    f"the first messages have {len(episode.token_ids)} tokens, and the limit is {self._token_limit}"
+                )
             while await self._turn(made[0], episode, request):
                 pass
             if episode.end != DONE and not episode.rewards:
@@ -157,7 +160,7 @@ class _Player:
             closing = asyncio.ensure_future(self._close(made, episode, row))
             try:
                 await asyncio.shield(closing)
-            except asyncio.CancelledError:  # another episode has ended the step; closing has a time-out of its own
+            except asyncio.CancelledError:  # another episode has ended the step; closing has its own time-out
                 await closing
                 raise
         if not episode.token_ids:
@@ -165,7 +168,7 @@ class _Player:
         return episode
 
     async def _turn(self, environment: Any, episode: Episode, request: Request) -> bool:
-        """A response and what follows from it; true when another response is to come."""
+        """Generate a response and pass it to the environment; return True if the episode continues."""
         turn, limit, max_turns = episode.num_turns, self._options.max_tokens, self._options.limits.max_turns
         room = min(request.sampling.max_response_tokens, limit - len(episode.token_ids))
         asked = replace(
@@ -202,7 +205,7 @@ class _Player:
         return True
 
     async def _ask(self, make: Callable[[], Awaitable[Any]]) -> Any:
-        """What the environment answers; what it raises is a SampleError that says where."""
+        """Call the environment; raise its errors as SampleError with file and line."""
         try:
             return await self._stage.call(make)
         except (SampleError, TimeoutError, TooManyBlocked):
@@ -214,13 +217,13 @@ class _Player:
 
     async def _close(self, made: Sequence[Any], episode: Episode, row: Mapping[str, Any]) -> None:
         async def close() -> None:
-            if made and isinstance(made[0], Closes):  # a reset that timed out may have made it since
+            if made and isinstance(made[0], Closes):  # a reset that timed out may have created it in the meantime
                 await _awaited(made[0].close(), "close")
 
         try:
             await self._ask(close)
         except (SampleError, TimeoutError) as error:
-            if not episode.error:  # the first one is the one to tell
+            if not episode.error:  # keep the first error
                 name = self._options.environment.name
                 episode.end, episode.error = (
                     ERROR,
@@ -228,17 +231,19 @@ class _Player:
                 )
 
     def _cut_reward(self, end: int) -> float:
-        """What an episode is worth that met a limit before it had a reward."""
+        """Return the reward of an episode that reached a limit without a reward."""
         limits = self._options.limits
         if limits.cut_reward is None:
-            met = f"episode.max_turns={limits.max_turns}" if end == OUT_OF_TURNS else self._most_tokens
-            raise SampleError(f"no reward, and the episode is cut: {met}; type  episode.cut_reward=0")
+            limit = f"episode.max_turns={limits.max_turns}" if end == OUT_OF_TURNS else self._token_limit
+            raise SampleError(f"no reward before the limit of {limit}; type  episode.cut_reward=0")
         return limits.cut_reward
 
     @property
-    def _most_tokens(self) -> str:
-        most = self._options.max_tokens
-        return f"episode.max_tokens={most}" if most == self._options.limits.max_tokens else f"the model holds {most}"
+    def _token_limit(self) -> str:
+        limit = self._options.max_tokens
+        if limit == self._options.limits.max_tokens:
+            return f"episode.max_tokens={limit}"
+        return f"{limit} tokens in the model's context"
 
 
 async def _awaited(answer: Any, method: str) -> Any:
@@ -248,15 +253,15 @@ async def _awaited(answer: Any, method: str) -> Any:
 
 
 def checked_messages(answer: Any, method: str) -> list[Message]:
-    """The messages that the model reads next, checked."""
+    """Check the next messages for the model, and return them as a list."""
     good = isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer) > 0
     if not good or not all(
         isinstance(it, Mapping) and isinstance(it.get("role"), str) and "content" in it for it in answer
     ):
-        what = "no message, and is not done" if isinstance(answer, Sequence) and not len(answer) else f"{answer!r:.80}"
-        raise SampleError(f'{method} gave {what}; write [{{"role": "user", "content": "..."}}]')
+        what = "no messages, but is not done" if isinstance(answer, Sequence) and not len(answer) else f"{answer!r:.80}"
+        raise SampleError(f'{method} returned {what}; write [{{"role": "user", "content": "..."}}]')
     if answer[-1]["role"] == "assistant":
-        raise SampleError(f"{method} ends with a message of the assistant, so there is nothing left to answer")
+        raise SampleError(f"the last message of {method} has the role assistant, so the model has nothing to answer")
     return list(answer)
 
 
@@ -264,12 +269,12 @@ def checked_step(answer: Any) -> Step:
     if not isinstance(answer, Step):
         raise SampleError(f"step returned {type(answer).__name__}, not rlcore.Step")
     if answer.reward is not None and not math.isfinite(answer.reward):
-        raise SampleError(f"step gave the reward {answer.reward}, not a finite number")
+        raise SampleError(f"step returned the reward {answer.reward}, which is not finite")
     return answer
 
 
 def episodes_batch(prompts: Batch, samples_per_prompt: int, episodes: Sequence[Episode]) -> Batch:
-    """Return one row per episode; `prompts` has been repeated to match."""
+    """Return one row per episode; `prompts` is already repeated to match."""
     return transcripts_batch(
         prompts,
         samples_per_prompt,

@@ -1,7 +1,8 @@
-"""A thread with an event loop for the code of environments, so that it never holds the engine, and one never holds all.
+"""A thread with an event loop for environments, so that they delay neither the engine nor one another.
 
-A call that awaits too long ends at its deadline; one that goes on when it is cancelled is no longer waited for. One that
-blocks without awaiting cannot be ended: its thread is left behind, and a new one takes over what had not begun.
+A call that awaits too long is cancelled at its deadline, and abandoned if it ignores the cancellation. A call
+that blocks without awaiting cannot be stopped: its thread is abandoned, and a new thread runs the calls that
+had not started.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from typing import Any
 
 from rlcore.errors import InfrastructureError
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _MAX_BLOCKED = 8
-"""Threads that are left behind before a step is given up."""
-_END_S = 2.0
-"""For what still runs when a thread ends."""
+"""Number of abandoned threads after which the step fails."""
+_STOP_S = 2.0
+"""Time for running calls to finish when their thread stops."""
 _GRACE_S = 5.0
-"""For what a cancelled call still does, at most; of a call with a shorter time-out as long as that."""
+"""Time for a cancelled call to finish, but no more than the time-out of the call."""
 
 
 class TooManyBlocked(InfrastructureError):
-    """Environments block thread after thread."""
+    """Error for environments that block too many threads in one step."""
 
 
 class Stage:
-    """Use it with `async with`; calls come from that event loop."""
+    """Async context manager that runs calls in a separate thread; use it from a single event loop."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -47,22 +48,22 @@ class Stage:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._watcher is not None, "left before it was entered"
+        assert self._watcher is not None, "exited before it was entered"
         self._watcher.cancel()
         self._thread.stop()
 
     async def call(self, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Await `make()` there; what it raises is raised here.
+        """Await `make()` in the thread, and return its result or raise its error.
 
         Raises:
-            TimeoutError: no answer in time, or its thread was blocked by another call.
+            TimeoutError: no result in time, or another call blocked the thread.
             TooManyBlocked: too many calls have blocked their threads.
         """
         while True:
             if self._num_blocked >= _MAX_BLOCKED:
                 raise TooManyBlocked(
                     f"environments blocked {_MAX_BLOCKED} threads in one step, the last at {self._where}\n"
-                    "Await what is slow (asyncio.to_thread, asyncio.create_subprocess_exec) instead of blocking."
+                    "Await slow operations (asyncio.to_thread, asyncio.create_subprocess_exec) instead of blocking."
                 )
             thread, call = self._thread, _Call(make, self._timeout_s)
             thread.loop.call_soon_threadsafe(call.begin)
@@ -78,38 +79,38 @@ class Stage:
                 raise TimeoutError(own or f"its thread was blocked by another episode at {thread.where}")
 
     async def _watch(self) -> None:
-        """Replace a thread whose loop has not turned for the time of a whole step."""
+        """Replace a thread whose event loop has been blocked for longer than the time-out of a call."""
         seen, quiet_s = -1, 0.0
         while True:
-            await asyncio.sleep(_LOOK_S)
-            turns = self._thread.turns
-            quiet_s = quiet_s + _LOOK_S if turns == seen else 0.0
-            seen = turns
+            await asyncio.sleep(_POLL_S)
+            ticks = self._thread.num_ticks
+            quiet_s = quiet_s + _POLL_S if ticks == seen else 0.0
+            seen = ticks
             if quiet_s > self._timeout_s:
                 blocked, self._thread, self._num_blocked = self._thread, _Thread(), self._num_blocked + 1
-                self._where = blocked.give_up()
+                self._where = blocked.abandon()
                 seen, quiet_s = -1, 0.0
 
 
 class _Call:
-    """One call. It tells its answer itself: its loop may be blocked by then."""
+    """One call. It reports its own result, because the thread's loop may be blocked by then."""
 
     def __init__(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> None:
         self._make, self._timeout_s = make, timeout_s
         self._home = asyncio.get_running_loop()
         self.answer: asyncio.Future[Any] = self._home.create_future()
-        """Of the caller's loop."""
+        """Result, as a future of the caller's loop."""
         self.task: asyncio.Task[None] | None = None
         self.begun = False
         self._is_over = False
 
     def begin(self) -> None:
-        """Run it in this loop."""
+        """Start the call in the running loop, unless it was ended before."""
         if not self._is_over:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def end(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the call; nothing waits for its result any more."""
         self._is_over = True
         if self.task is not None:
             self.task.cancel()
@@ -118,24 +119,24 @@ class _Call:
         self.begun = True
         limit = asyncio.timeout(self._timeout_s)
         most_s = self._timeout_s + min(self._timeout_s, _GRACE_S)
-        ignored = TimeoutError("it does not end when it is cancelled: let asyncio.CancelledError through")
-        given_up = asyncio.get_running_loop().call_later(most_s, self._tell, None, ignored)
+        ignored = TimeoutError("it ignored its cancellation; let asyncio.CancelledError propagate")
+        abandoned = asyncio.get_running_loop().call_later(most_s, self._report, None, ignored)
         value, failed = None, None
         try:
             async with limit:
                 value = await self._make()
-        except BaseException as error:  # SystemExit, too: it is one episode that ends
+        except BaseException as error:  # even SystemExit must end only its own episode
             if isinstance(error, asyncio.CancelledError) and self.task is not None and self.task.cancelling():
                 raise
             late = limit.expired() and isinstance(error, TimeoutError)
-            told = TimeoutError(f"no answer within {self._timeout_s:g} s") if late else error
-            failed = told if isinstance(told, Exception) else RuntimeError(f"{type(told).__name__}: {told}")
+            cause = TimeoutError(f"no answer within {self._timeout_s:g} s") if late else error
+            failed = cause if isinstance(cause, Exception) else RuntimeError(f"{type(cause).__name__}: {cause}")
         finally:
-            given_up.cancel()
-        self._tell(value, failed)
+            abandoned.cancel()
+        self._report(value, failed)
 
-    def _tell(self, value: Any, failed: Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # a thread that was left behind may outlive the caller's loop
+    def _report(self, value: Any, failed: Exception | None) -> None:
+        with contextlib.suppress(RuntimeError):  # an abandoned thread may outlive the caller's loop
             self._home.call_soon_threadsafe(self._settle, value, failed)
 
     def _settle(self, value: Any, failed: Exception | None) -> None:
@@ -148,21 +149,21 @@ class _Call:
 
 
 class _Thread:
-    """A daemon thread with an event loop that counts its turns."""
+    """Daemon thread with an event loop, and a counter that stops when the loop is blocked."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.turns = 0
+        self.num_ticks = 0
         self.blocked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Of the caller's loop; done when this thread is given up."""
+        """Future of the caller's loop, done when this thread is abandoned."""
         self.where = ""
-        """File and line that blocked it."""
+        """File and line that blocks the thread."""
         self.culprit: asyncio.Task[Any] | None = None
         self._thread = threading.Thread(target=self._run, name="rlcore-environments", daemon=True)
         self._thread.start()
 
-    def give_up(self) -> str:
-        """Say that it is blocked; returns where."""
+    def abandon(self) -> str:
+        """Mark the thread as blocked, and return the file and line that blocks it."""
         self.culprit = asyncio.current_task(self.loop)
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None and frame.f_code.co_filename.startswith(os.path.dirname(asyncio.__file__)):
@@ -173,13 +174,13 @@ class _Thread:
         return self.where
 
     def stop(self) -> None:
-        """End the thread; what still runs in it is cancelled, and not waited for long."""
+        """Stop the thread; cancel its running calls and wait for them briefly."""
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=_END_S + 1.0)
+        self._thread.join(timeout=_STOP_S + 1.0)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.create_task(self._turn())
+        self.loop.create_task(self._tick())
         self.loop.run_forever()
         left = asyncio.all_tasks(self.loop)
         for task in left:
@@ -187,11 +188,11 @@ class _Thread:
         self.loop.run_until_complete(_ended(left))
         self.loop.close()
 
-    async def _turn(self) -> None:
+    async def _tick(self) -> None:
         while True:
-            self.turns += 1
-            await asyncio.sleep(_LOOK_S / 2)
+            self.num_ticks += 1
+            await asyncio.sleep(_POLL_S / 2)
 
 
 async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=_END_S)
+    await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=_STOP_S)

@@ -1,7 +1,10 @@
-"""A base for environments whose model calls tools: typed Python functions, called as the chat template teaches it.
+"""A base class for environments with tools, which are typed Python functions.
 
-Understood is what Hermes, Qwen and their kin write: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once or several
-times in a response. A call that cannot be done is answered with what is wrong, and the model may try again.
+Supports the format of Hermes, Qwen and similar models, with one or more calls in a response:
+
+    <tool_call>{"name": …, "arguments": {…}}</tool_call>
+
+The reply to a failed call is its error, and the model may try again.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class ToolEnvironment:
-    """Calls tools until the model answers without a call; `score` then says how good the answer is.
+    """Environment that calls tools until a response contains no call, and then scores that response.
 
-    Subclasses have `tools`, plain functions (quick ones) or `async def`, with types and a docstring; and `score`. The
-    first messages are the row's prompt, unless `reset` says otherwise.
+    Subclasses define `score`, and `tools`: fast plain functions or `async def`, with type hints and a
+    docstring. The first messages are the row's prompt, unless `reset` is overridden.
     """
 
     tools: Sequence[Callable[..., Any]] = ()
@@ -30,11 +33,11 @@ class ToolEnvironment:
         self.config = config
         self.row: Mapping[str, Any] = {}
         self.num_calls = 0
-        """Calls of tools in this episode, those that failed too."""
+        """Number of tool calls in this episode, including failed ones."""
 
     async def score(self, answer: str) -> float | None:
-        """The reward for the model's last response; a last response that calls a tool is an answer, too."""
-        raise NotImplementedError(f"{type(self).__name__} must have  async def score(self, answer)")
+        """Return the reward for the last response, which may contain a tool call if a limit was reached."""
+        raise NotImplementedError(f"{type(self).__name__} must define  async def score(self, answer)")
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
         self.row = row
@@ -48,7 +51,7 @@ class ToolEnvironment:
         return Step(messages=[{"role": "tool", "content": await self._call(text)} for text in calls])
 
     async def _call(self, text: str) -> str:
-        """What a tool returned, or why it could not be called."""
+        """Call a tool, and return its result or the error as text."""
         self.num_calls += 1
         known = {tool.__name__: tool for tool in self.tools}
         try:
@@ -64,5 +67,5 @@ class ToolEnvironment:
         try:
             result = tool(**arguments)
             return str(await result if inspect.isawaitable(result) else result)
-        except Exception as error:  # a tool refuses what the model asks by raising; the model reads why
+        except Exception as error:  # tools raise to refuse a call; the model reads the reason
             return f"error: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The rollout worker of runs with an environment: it plays episodes where the core's asks once for each sample."""
+"""The rollout worker of runs with an environment, which runs episodes instead of single responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlcore_environments.episodes import episodes_batch, run_episodes
 
 
 class EpisodeWorker(RolloutWorker):
-    """Holds one engine rank, and the environment of the run."""
+    """Rollout worker with one engine rank and the environment of the run."""
 
     def __init__(self, context: WorkerContext, *, episodes: EpisodeOptions, **engine: Any) -> None:
         super().__init__(context, **engine)
@@ -30,22 +30,22 @@ class EpisodeWorker(RolloutWorker):
         self._make = functools.partial(environment_class, episodes.settings)
         if self.mesh.world_size > self.mesh.dp_size:
             raise ConfigError(
-                "environments need engines of one rank: the ranks of a larger one would have to ask the same things in"
-                " step\nGive each engine one device, or use one that runs behind a server:  rollout.url=…"
+                "environments do not support engines with several ranks, which would have to send the same requests in"
+                " lockstep\nGive each engine one device, or use an engine behind a server:  rollout.url=…"
             )
 
     @staticmethod
     def check_environment(environment: Any, model_path: str) -> None:
-        """Called by the planner, before the start.
+        """Check tools and chat template; called by the planner before the start.
 
         Raises:
-            UserError: a tool without schema, or a chat template that is missing or shows no tools.
+            UserError: a tool has no schema, or the chat template is missing or ignores tools.
         """
         Chat(load_tokenizer(model_path), tools_of(environment))
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
-        """n episodes for each prompt, side by side in prompt order, each as one sample."""
+        """Run n episodes for each prompt, and return each as one sample, in prompt order."""
         requests = requests_of(prompts, sampling, samples_per_prompt)
         prompts = prompts.repeat(samples_per_prompt)
         play = run_episodes(self.engine, self._make, self._episodes, self._tokenizer, _rows(prompts), requests)
@@ -53,7 +53,7 @@ class EpisodeWorker(RolloutWorker):
 
 
 def _rows(prompts: Batch) -> list[dict[str, Any]]:
-    """The columns of the data set, for environments."""
+    """Return the data columns of each row, for environments."""
     names = [it for it in prompts.columns if prompts.level(it) != "token" and it not in ("seed", "group_id")]
     columns = {name: prompts[name].tolist() for name in names}
     return [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
