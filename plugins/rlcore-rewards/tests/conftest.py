@@ -1,4 +1,4 @@
-"""One thread for a process; set before anything is imported."""
+"""Fixtures of the reward tests, and environment variables that are set before anything is imported."""
 
 import os
 
@@ -23,7 +23,7 @@ def pytest_configure(config):
 
 
 class Answers:
-    """What a server of the tests says, and what it was asked."""
+    """Configured responses of the test server, and the requests that it received."""
 
     def __init__(self):
         self.asked, self.headers, self.failures = [], [], []
@@ -34,7 +34,7 @@ class Answers:
 
 @pytest.fixture
 def server():
-    """An HTTP server; `server.answers` says what it does."""
+    """Start an HTTP server that is configured with `server.answers`."""
     answers = Answers()
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,7 +55,7 @@ def server():
                 self.end_headers()
                 self.wfile.write(content)
             except OSError:
-                pass  # the client has given up
+                pass  # the client has closed the connection
 
         def log_message(self, *arguments):
             pass
@@ -72,7 +72,7 @@ def server():
 
 @pytest.fixture
 def score():
-    """Outcomes of samples, scored as in a run: in a process of its own."""
+    """Return a function that scores samples in a separate process, as in a run."""
     from rlcore.rewards.executor import RewardExecutor, RewardSpec
 
     def run(target, samples, *, timeout_s=HANG_S, options=None, **more):

@@ -1,4 +1,4 @@
-"""Combinations and the penalty for length."""
+"""Combined rewards and the overlong penalty."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def fails(completion):
     raise KeyError("grade")
 
 
-def tells(completion):
+def measured(completion):
     return RewardResult(0.5, metrics={"words": 3.0})
 
 
@@ -70,17 +70,22 @@ def graded(data_source, solution_str, ground_truth, extra_info):
     return {"score": 0.25, "acc": 1.0, "pred": "42"}
 
 
-def test_what_the_rewards_measure_is_told_with_their_names(score):
+def test_metrics_are_named_after_their_rewards(score):
     sample = {"completion": "42", "data_source": "d", "ground_truth": "42", "extra_info": {}}
 
-    (found,) = score(COMBINED, [sample], how="product", rewards=[f"{__file__}:tells", f"{__file__}:graded"])
+    (found,) = score(COMBINED, [sample], how="product", rewards=[f"{__file__}:measured", f"{__file__}:graded"])
 
     assert found.value == 0.125
-    assert found.metrics == {"mine/tells": 0.5, "mine/tells/words": 3.0, "mine/graded": 0.25, "mine/graded/acc": 1.0}
+    assert found.metrics == {
+        "mine/measured": 0.5,
+        "mine/measured/words": 3.0,
+        "mine/graded": 0.25,
+        "mine/graded/acc": 1.0,
+    }
 
 
-def test_a_metric_that_is_no_number_is_an_error(score):
-    (found,) = score(COMBINED, [{"completion": "x"}], how="min", rewards=[f"{__file__}:odd", f"{__file__}:tells"])
+def test_a_metric_that_is_not_a_number_is_an_error(score):
+    (found,) = score(COMBINED, [{"completion": "x"}], how="min", rewards=[f"{__file__}:odd", f"{__file__}:measured"])
 
     assert found.status == "error"
     assert "metric 'words' of reward 'odd' is 'many'" in found.message
@@ -97,7 +102,7 @@ def test_each_reward_is_a_metric(score):
 
 
 @pytest.mark.parametrize(("how", "status", "value"), [("gate", "skip", None), ("min", "score", 1.0)])
-def test_one_that_does_not_apply(score, how, status, value):
+def test_a_reward_that_does_not_apply_is_left_out_unless_it_is_the_gate(score, how, status, value):
     (found,) = score(
         COMBINED, [{"completion": "42", "answer": "42"}], how=how, rewards=[f"{__file__}:skips", "exact_match"]
     )
@@ -105,7 +110,7 @@ def test_one_that_does_not_apply(score, how, status, value):
     assert (found.status, found.value) == (status, value)
 
 
-def test_one_that_fails_is_an_error_of_the_whole(score):
+def test_a_failing_reward_is_an_error_of_the_combination(score):
     (found,) = score(COMBINED, [{"completion": "42", "answer": "42"}], rewards=["exact_match", f"{__file__}:fails"])
 
     assert found.status == "error"
@@ -115,31 +120,31 @@ def test_one_that_fails_is_an_error_of_the_whole(score):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rewards": ["length"]}, "expected two names or more"),
-        ({"rewards": ["exact_match", 3]}, "expected two names or more"),
+        ({"rewards": ["length"]}, "expected two or more names"),
+        ({"rewards": ["exact_match", 3]}, "expected two or more names"),
         ({"rewards": ["exact_match", "lenght"]}, r"no reward named 'lenght'\. Did you mean 'length'\?"),
         ({"rewards": ["exact_match", {"name": "length", "target": 3, "words": 1}]}, "words"),
-        ({"rewards": ["exact_match", "regex"], "how": "median"}, "is no way to combine\nUse gate"),
+        ({"rewards": ["exact_match", "regex"], "how": "median"}, "is unknown\nUse gate"),
         (
             {"rewards": [{"name": "exact_match", "weight": 0.5}, "length"]},
-            "weight: expected nothing: the gate only opens",
+            "weight: expected 1 for the gate",
         ),
         (
             {"rewards": ["exact_match", LENGTH], "how": "min", "threshold": 0.5},
-            "threshold: expected nothing: how=min has",
+            "threshold: expected 1.0, because how=min has",
         ),
         (
             {"rewards": ["exact_match", LENGTH], "how": "product", "otherwise": -1},
-            "otherwise: expected nothing: how=prod",
+            "otherwise: expected 0.0, because how=prod",
         ),
     ],
 )
-def test_what_cannot_be_combined_is_refused_at_the_start(score, options, text):
+def test_invalid_combinations_are_refused_at_the_start(score, options, text):
     with pytest.raises(UserError, match=text):
         score(COMBINED, [{"completion": "x"}], **options)
 
 
-def test_a_column_that_the_data_lacks_is_known_before_the_start():
+def test_a_missing_data_column_is_refused_before_the_start():
     from rlcore.rewards.scorer import RewardSpec, build_reward
     from rlcore.rewards.signature import check_columns
 
@@ -150,6 +155,6 @@ def test_a_column_that_the_data_lacks_is_known_before_the_start():
 
 
 @pytest.mark.parametrize("options", [{"limit": 4, "buffer": 5}, {"limit": 0, "buffer": 1}, {"limit": 4, "buffer": 0}])
-def test_a_buffer_that_is_none_is_refused(score, options):
+def test_an_invalid_buffer_or_limit_is_refused(score, options):
     with pytest.raises(ConfigError, match="expected 1"):
         score("rlcore_rewards.overlong:Overlong", [{"completion": "x"}], **options)

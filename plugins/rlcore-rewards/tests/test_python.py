@@ -1,4 +1,4 @@
-"""Execution of answers: tests decide, limits hold, and nothing stays behind."""
+"""Execution of responses: tests decide, limits hold, and no file or process is left behind."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_a_program_that_fails_after_its_output_does_not_pass(end):
         "[(os.mkdir('d'), os.chdir('d')) for _ in range(3000)]",
     ],
 )
-def test_a_program_that_tidies_up_its_directory_gets_its_verdict_and_leaves_nothing(code, tmp_path, monkeypatch):
+def test_a_program_that_changes_its_directory_is_scored_and_leaves_no_files(code, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     found = run(f"import os\ntry:\n    {code}\nexcept OSError:\n    pass")
@@ -80,11 +80,11 @@ def test_a_program_that_tidies_up_its_directory_gets_its_verdict_and_leaves_noth
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_share_of_the_tests():
+def test_score_share_is_the_fraction_of_passed_tests():
     assert run("f = abs", ["assert f(-1) == 1", "assert f(1) == 2"], score="share").value == 0.5
 
 
-def test_the_last_block_counts_and_text_without_a_block_only_if_it_is_code():
+def test_the_last_block_counts_and_text_without_a_block_counts_only_if_it_is_code():
     assert extract("```python\n1\n```\nno, rather\n```python\n2\n```") == "2\n"
     assert extract("```python\nunfinished") == "unfinished"
     assert extract("x = 1") == "x = 1"
@@ -106,14 +106,14 @@ def test_the_last_block_counts_and_text_without_a_block_only_if_it_is_code():
         "import os; os.abort()",
     ],
 )
-def test_what_ends_before_its_tests_does_not_pass(code):
+def test_a_program_that_ends_before_its_tests_does_not_pass(code):
     assert run(code).value == 0.0
 
 
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import time; time.sleep(60)", "import threading; threading.Event().wait()"]
 )
-def test_time_runs_out(code):
+def test_a_program_that_runs_too_long_does_not_pass(code):
     found = run(code, timeout_s=0.7)
 
     assert (found.value, found.metrics["timeouts"]) == (0.0, 1.0)
@@ -121,13 +121,13 @@ def test_time_runs_out(code):
 
 REFUSED = {
     "socket": "import socket; socket.socket()",
-    "a unix socket": "import socket; socket.socket(socket.AF_UNIX)",
-    "the web": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')",
-    "of a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import socket; socket.socket()'], check=True)",
+    "unix socket": "import socket; socket.socket(socket.AF_UNIX)",
+    "http": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')",
+    "socket of a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import socket; socket.socket()'], check=True)",
     "kill": "import os; os.kill(os.getppid(), 9)",
-    "a session": "import os; os.setsid()",
-    "a group": "import os; os.setpgid(0, 0)",
-    "limits of another": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+    "new session": "import os; os.setsid()",
+    "new process group": "import os; os.setpgid(0, 0)",
+    "limits of another process": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
 }
 SYSTEM_CALL = (
     "import ctypes, os; libc, pid = ctypes.CDLL(None, use_errno=True), os.getppid()\n"
@@ -137,7 +137,7 @@ NUMBERS = {
     "x86_64": {"tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297},
     "aarch64": {"tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240},
 }
-"""As the kernel's unistd.h has them."""
+"""System call numbers of the kernel's unistd.h."""
 ARGUMENTS = {"tkill": "0", "tgkill": "pid, 0", "rt_sigqueueinfo": "0, None", "rt_tgsigqueueinfo": "pid, 0, None"}
 REFUSED |= {
     name: SYSTEM_CALL.format(number=number, rest=ARGUMENTS[name])
@@ -145,7 +145,7 @@ REFUSED |= {
 }
 OWN = {
     "its own limits": "import resource; resource.setrlimit(resource.RLIMIT_STACK, resource.prlimit(0, resource.RLIMIT_STACK))",
-    "nowhere": "import subprocess; subprocess.run(['true'], stdout=subprocess.DEVNULL, check=True)",
+    "dev null": "import subprocess; subprocess.run(['true'], stdout=subprocess.DEVNULL, check=True)",
     "its directory": "import os; os.mkdir('a'); open('a/b', 'w').write('x'); os.rename('a/b', 'b'); os.truncate('b', 0); os.remove('b')",
     "temporary files": "import tempfile; tempfile.TemporaryDirectory().cleanup(); tempfile.NamedTemporaryFile().write(b'x')",
     "threads": "import threading; it = threading.Thread(target=int); it.start(); it.join()",
@@ -158,35 +158,35 @@ OUTSIDE = {
     "creates": "open('{dir}/new', 'w')",
     "makes a directory": "os.mkdir('{dir}/d')",
     "renames": "os.rename('{dir}/victim', '{dir}/v')",
-    "takes away": "os.rename('{dir}/victim', 'v')",
-    "by a link": "os.symlink('{dir}/victim', 'l'); open('l', 'w')",
-    "by a child": "import subprocess; subprocess.run(['rm', '{dir}/victim'], check=True)",
+    "moves into its directory": "os.rename('{dir}/victim', 'v')",
+    "through a link": "os.symlink('{dir}/victim', 'l'); open('l', 'w')",
+    "through a child": "import subprocess; subprocess.run(['rm', '{dir}/victim'], check=True)",
 }
 
 
 @pytest.mark.parametrize("code", REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_is_an_error_in_the_program(code):
-    body = f"try:\n    {code}\nexcept Exception as error:\n    said = repr(error)\nelse:\n    said = ''"
+def test_a_refused_call_raises_an_error_in_the_program(code):
+    body = f"try:\n    {code}\nexcept Exception as error:\n    raised = repr(error)\nelse:\n    raised = ''"
 
-    assert run(body, "assert said").value == 1.0
+    assert run(body, "assert raised").value == 1.0
 
 
 @pytest.mark.parametrize("code", OWN.values(), ids=OWN)
-def test_what_is_its_own_is_allowed(code):
+def test_a_program_may_use_its_own_resources(code):
     assert run(code).value == 1.0
 
 
-@pytest.mark.skipif(bool(sandbox.lacks()), reason=f"without {sandbox.lacks()}")
+@pytest.mark.skipif(bool(sandbox.missing()), reason=f"without {sandbox.missing()}")
 @pytest.mark.parametrize("code", OUTSIDE.values(), ids=OUTSIDE)
-def test_files_outside_its_directory_stay_as_they_are(code, tmp_path):
+def test_files_outside_its_directory_cannot_be_changed(code, tmp_path):
     (tmp_path / "victim").write_text("mine")
-    body = f"import os\ntry:\n    {code.format(dir=tmp_path)}\nexcept Exception as error:\n    said = repr(error)"
+    body = f"import os\ntry:\n    {code.format(dir=tmp_path)}\nexcept Exception as error:\n    raised = repr(error)"
 
-    assert run(body, "assert said").value == 1.0
+    assert run(body, "assert raised").value == 1.0
     assert [(it.name, it.read_text()) for it in tmp_path.iterdir()] == [("victim", "mine")]
 
 
-@pytest.mark.skipif(bool(sandbox.lacks()), reason=f"without {sandbox.lacks()}")
+@pytest.mark.skipif(bool(sandbox.missing()), reason=f"without {sandbox.missing()}")
 @pytest.mark.parametrize(
     ("each", "count", "limits", "over"),
     [
@@ -196,7 +196,7 @@ def test_files_outside_its_directory_stay_as_they_are(code, tmp_path):
     ],
     ids=["many", "some", "large"],
 )
-def test_processes_are_bounded_together(each, count, limits, over):
+def test_number_and_total_memory_of_processes_are_limited(each, count, limits, over):
     code = f"import os, time\nfor _ in range({count}):\n    if os.fork() == 0:\n        {each}\n        os._exit(0)\n"
     code += f"for _ in range({count}): os.wait()"
     found = run(code, **limits)
@@ -204,15 +204,15 @@ def test_processes_are_bounded_together(each, count, limits, over):
     assert (found.value, found.metrics["overruns"], found.metrics["timeouts"]) == (1.0 - over, over, 0.0)
 
 
-def test_what_a_machine_lacks_is_told(monkeypatch, caplog):
+def test_missing_kernel_features_are_logged(monkeypatch, caplog):
     monkeypatch.setattr(sandbox, "landlock", lambda libc: -1)
 
     Python(PythonConfig())
 
-    assert "this machine has no Landlock (Linux 5.13): programs write and remove what you may" in caplog.text
+    assert "this machine has no Landlock (Linux 5.13): programs can write and remove all files" in caplog.text
 
 
-def test_a_kernel_that_takes_no_filter_is_an_error_and_not_a_wrong_answer(monkeypatch, tmp_path):
+def test_a_kernel_without_seccomp_is_an_error_and_not_a_wrong_answer(monkeypatch, tmp_path):
     source = (
         Path(sandbox.__file__)
         .read_text()
@@ -222,19 +222,19 @@ def test_a_kernel_that_takes_no_filter_is_an_error_and_not_a_wrong_answer(monkey
     monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "sandbox.py"))
 
     with pytest.raises(
-        InfrastructureError, match=r"no program can be started: OSError: .* the kernel takes no seccomp"
+        InfrastructureError, match=r"cannot start a program: OSError: .* the kernel rejected the seccomp"
     ):
         run("pass")
 
 
 def test_without_the_filter_the_same_program_opens_a_socket(monkeypatch):
-    """The test above would not notice if sockets failed anyway."""
+    """The tests of refused calls would pass even if sockets always failed."""
     plain = subprocess.run([sys.executable, "-c", REFUSED["socket"]], check=False, timeout=HANG_S)
 
     assert plain.returncode == 0
 
 
-def test_the_environment_of_the_trainer_is_not_seen(monkeypatch):
+def test_a_program_does_not_see_the_environment_variables_of_the_trainer(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "x")
 
     assert run("import os", "assert 'SECRET_TOKEN' not in os.environ").value == 1.0
@@ -255,7 +255,7 @@ def wait_until_gone(mark):
     wait_until(lambda: not processes(mark))
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["the program ends", "the program is ended"])
+@pytest.mark.parametrize("waits", [False, True], ids=["the program ends", "the program is killed"])
 def test_children_end_with_the_program(waits):
     mark = f"7{os.getpid()}.{int(waits)}"
     code = f"import subprocess, os\nif os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\nsubprocess.Popen(['sleep', '{mark}'])"
@@ -266,7 +266,7 @@ def test_children_end_with_the_program(waits):
     wait_until_gone(mark)
 
 
-def test_when_the_reward_process_is_killed_the_program_and_its_children_end(tmp_path):
+def test_the_program_and_its_children_end_when_the_reward_process_is_killed(tmp_path):
     mark = f"8{os.getpid()}.5"
     code = f"import subprocess, time; subprocess.Popen(['sleep', '{mark}']); time.sleep(1000)"
     source = f"from rlcore_rewards.python import *\nPython(PythonConfig(timeout_s=1000))({code!r}, tests='')"
@@ -280,17 +280,17 @@ def test_when_the_reward_process_is_killed_the_program_and_its_children_end(tmp_
 
 
 @pytest.mark.parametrize("tests", [[], [3], [{"input": "x"}], None])
-def test_tests_of_another_form_are_an_error_of_the_data(tests):
+def test_tests_of_another_form_are_a_sample_error(tests):
     with pytest.raises(SampleError, match="column 'tests' holds"):
         run("pass", tests)
 
 
-def test_the_filter_is_one_for_this_machine():
+def test_the_filter_consists_of_whole_instructions():
     for machine in ("x86_64", "aarch64"):
         assert len(sandbox.filter_program(machine)) % 8 == 0
 
 
-def test_a_machine_that_cannot_is_refused_at_the_start(monkeypatch):
+def test_an_unsupported_machine_is_refused_at_the_start(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
 
     with pytest.raises(ConfigError, match="cannot run code on this machine: it needs Linux, and this is darwin\nUse"):
@@ -300,10 +300,10 @@ def test_a_machine_that_cannot_is_refused_at_the_start(monkeypatch):
 @pytest.mark.parametrize(
     "options", [{"timeout_s": 0}, {"memory_mb": 1}, {"cpu_s": 0}, {"file_mb": 0}, {"processes": 0}, {"score": "some"}]
 )
-def test_limits_that_bound_nothing_are_refused(options):
+def test_invalid_limits_are_refused(options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))}: expected"):
         PythonConfig(**options)
 
 
-def test_columns_are_plain_json():
+def test_examples_are_json_serialisable():
     assert json.loads(json.dumps(TestPython.examples))

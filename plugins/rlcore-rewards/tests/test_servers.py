@@ -1,4 +1,4 @@
-"""Rewards that ask a server: batches, retries, limits, and what a server may say."""
+"""Rewards that use a server: batches, retries, limits, and invalid responses."""
 
 import asyncio
 import datetime
@@ -43,7 +43,7 @@ def judged(body):
     return {"choices": [{"message": {"content": f"Score: 9\nno: Score: {min(10, len(text))}"}}]}
 
 
-def test_samples_go_in_batches_with_the_columns_that_are_named(server, score):
+def test_samples_are_sent_in_batches_with_the_listed_columns(server, score):
     samples = [{**one, "answer": "a", "secret": "s"} for one in texts(10)]
 
     found = score(REMOTE, samples, url=server.url, batch_size=4, columns=["answer"], gather_s=0.2)
@@ -56,7 +56,7 @@ def test_samples_go_in_batches_with_the_columns_that_are_named(server, score):
     }
 
 
-def test_a_server_that_is_busy_is_asked_again(server, score):
+def test_a_request_to_a_busy_server_is_retried(server, score):
     server.answers.failures = [503, 429]
 
     (found,) = score(REMOTE, texts(1), url=server.url, backoff_s=0.05)
@@ -65,7 +65,7 @@ def test_a_server_that_is_busy_is_asked_again(server, score):
     assert len(server.answers.asked) == 3
 
 
-def test_after_the_last_attempt_the_sample_is_an_error_that_says_so(server, score):
+def test_a_sample_is_an_error_after_the_last_attempt(server, score):
     server.answers.failures = [503] * 9
 
     (found,) = score(REMOTE, texts(1), url=server.url, backoff_s=0.01, retries=2)
@@ -76,7 +76,7 @@ def test_after_the_last_attempt_the_sample_is_an_error_that_says_so(server, scor
     assert len(server.answers.asked) == 3
 
 
-def test_a_refusal_that_will_not_pass_is_not_asked_again(server, score):
+def test_a_permanent_refusal_is_not_retried(server, score):
     server.answers.failures = [400] * 9
 
     (found,) = score(REMOTE, texts(1), url=server.url)
@@ -85,7 +85,7 @@ def test_a_refusal_that_will_not_pass_is_not_asked_again(server, score):
     assert len(server.answers.asked) == 1
 
 
-def test_an_attempt_ends_at_its_time_limit(server, score):
+def test_an_attempt_ends_at_its_time_out(server, score):
     server.answers.wait_s = 5.0
 
     (found,) = score(REMOTE, texts(1), url=server.url, retries=0, options={"timeout_s": 0.3})
@@ -94,7 +94,7 @@ def test_an_attempt_ends_at_its_time_limit(server, score):
     assert "did not answer" in found.message and "within 0.3 s" in found.message
 
 
-def test_nobody_there_is_an_error_and_never_a_zero(score):
+def test_an_unreachable_server_is_an_error_and_not_a_score_of_zero(score):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -105,7 +105,7 @@ def test_nobody_there_is_an_error_and_never_a_zero(score):
     assert "no whole answer from a reward server" in found.message
 
 
-def test_no_more_requests_run_at_once_than_allowed(server, score):
+def test_concurrent_requests_stay_within_the_limit(server, score):
     server.answers.wait_s = 0.05
 
     found = score(REMOTE, texts(12), url=server.url, batch_size=1, max_concurrency=3)
@@ -117,13 +117,13 @@ def test_no_more_requests_run_at_once_than_allowed(server, score):
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        ({"scores": [1.0, 2.0]}, "not scores for 1 samples"),
-        ([1.0], "not scores for 1 samples"),
+        ({"scores": [1.0, 2.0]}, "instead of scores for 1 samples"),
+        ([1.0], "instead of scores for 1 samples"),
         ({"scores": ["good"]}, "'good' (str), not a number"),
         ({"scores": [{"value": 1}]}, "which has no score"),
     ],
 )
-def test_an_answer_of_another_form_is_an_error(server, score, answer, text):
+def test_a_response_of_another_form_is_an_error(server, score, answer, text):
     server.answers.answer = lambda body: answer
 
     (found,) = score(REMOTE, texts(1), url=server.url, retries=0)
@@ -135,13 +135,16 @@ def test_an_answer_of_another_form_is_an_error(server, score, answer, text):
 @pytest.mark.parametrize(
     ("sample", "text"),
     [
-        ({"when": datetime.date(2026, 1, 2)}, "column 'when' holds datetime.date(2026, 1, 2) (date), which is no JSON"),
-        ({"when": Decimal(3)}, "column 'when' holds Decimal('3') (Decimal), which is no JSON"),
+        (
+            {"when": datetime.date(2026, 1, 2)},
+            "column 'when' holds datetime.date(2026, 1, 2) (date), which JSON cannot",
+        ),
+        ({"when": Decimal(3)}, "column 'when' holds Decimal('3') (Decimal), which JSON cannot represent"),
         ({"when": 1, "prompt": [{"role": "user", "content": b"x"}]}, "column 'prompt' holds [{"),
     ],
     ids=["date", "decimal", "prompt"],
 )
-def test_what_is_no_json_is_an_error_of_its_sample_alone(server, score, sample, text):
+def test_a_value_that_json_cannot_represent_is_an_error_of_its_own_sample_only(server, score, sample, text):
     bad, good = score(
         REMOTE, [{"completion": "ab", **sample}, {"completion": "ab", "when": 1}], url=server.url, columns=["when"]
     )
@@ -150,7 +153,7 @@ def test_what_is_no_json_is_an_error_of_its_sample_alone(server, score, sample, 
     assert text in bad.message
 
 
-def test_a_fault_while_sending_reaches_every_sample_of_the_batch(monkeypatch):
+def test_an_error_while_sending_is_raised_for_every_sample_of_the_batch(monkeypatch):
     from rlcore_rewards.remote import Remote, RemoteConfig
 
     remote = Remote(RemoteConfig(url="http://h", gather_s=0.05))
@@ -167,7 +170,7 @@ def test_a_fault_while_sending_reaches_every_sample_of_the_batch(monkeypatch):
     assert [str(error) for error in asyncio.run(ask())] == ["no memory"] * 2
 
 
-def test_null_does_not_apply_and_metrics_arrive(server, score):
+def test_a_null_score_is_skipped_and_metrics_are_passed_on(server, score):
     server.answers.answer = lambda body: {
         "scores": [None if not one["completion"] else {"score": 0.5, "metrics": {"m": 2.0}} for one in body["samples"]]
     }
@@ -178,7 +181,7 @@ def test_null_does_not_apply_and_metrics_arrive(server, score):
     assert (scored.value, scored.metrics) == (0.5, {"mine/m": 2.0})
 
 
-def test_the_key_is_sent_and_never_typed(server, score, monkeypatch):
+def test_the_api_key_is_read_from_an_environment_variable(server, score, monkeypatch):
     monkeypatch.setenv("MY_KEY", "k123")
 
     score(REMOTE, texts(1), url=server.url, api_key_variable="MY_KEY")
@@ -186,14 +189,14 @@ def test_the_key_is_sent_and_never_typed(server, score, monkeypatch):
     assert server.answers.headers[0]["Authorization"] == "Bearer k123"
 
 
-def test_a_key_that_is_not_set_is_refused_at_the_start(score, monkeypatch):
+def test_an_unset_key_variable_is_refused_at_the_start(score, monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
 
     with pytest.raises(ConfigError, match="api_key_variable=MY_KEY: this variable is not set\nType  export MY_KEY=KEY"):
         score(REMOTE, texts(1), url="http://h", api_key_variable="MY_KEY")
 
 
-def test_the_judge_is_asked_with_the_template_and_its_last_score_counts(server, score):
+def test_the_judge_gets_the_filled_template_and_its_last_score_counts(server, score):
     server.answers.answer = judged
     options = {"url": server.url, "model": "big", "template": "{rubric}: <{completion}> for {prompt}"}
     messages = [{"role": "user", "content": "say x"}]
@@ -208,7 +211,7 @@ def test_the_judge_is_asked_with_the_template_and_its_last_score_counts(server, 
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("I cannot say", "has no score: …'I cannot say'"), ("", "said nothing"), (None, "said nothing")],
+    [("I cannot say", "has no score: …'I cannot say'"), ("", "empty judgement"), (None, "empty judgement")],
 )
 def test_a_judgement_without_a_score_is_an_error(server, score, content, text):
     server.answers.answer = lambda body: {"choices": [{"message": {"content": content}}]}
@@ -229,10 +232,10 @@ def test_a_judgement_without_a_score_is_an_error(server, score, content, text):
         ),
         (REMOTE, {"url": "http://h", "retries": -1}, "retries: expected 0 or more"),
         (REMOTE, {"url": "http://h", "batch_size": 0}, "batch_size: expected 1 or more"),
-        (JUDGE, {"url": "http://h", "model": "m", "pattern": "Score"}, "has no group\nPut the number in brackets"),
+        (JUDGE, {"url": "http://h", "model": "m", "pattern": "Score"}, "has no group\nPut parentheses around"),
         (JUDGE, {"url": "http://h", "model": "m", "pattern": "("}, "cannot be used: missing"),
-        (JUDGE, {"url": "http://h", "model": "m", "template": "{prompt}"}, "does not show the completion"),
-        (JUDGE, {"url": "http://h", "model": "m", "template": "{"}, "Write a brace"),
+        (JUDGE, {"url": "http://h", "model": "m", "template": "{prompt}"}, "does not contain the completion"),
+        (JUDGE, {"url": "http://h", "model": "m", "template": "{"}, "Write literal braces"),
         (JUDGE, {"url": "http://h"}, "model"),
     ],
 )
@@ -241,7 +244,7 @@ def test_options_that_cannot_work_are_refused_at_the_start(score, target, option
         score(target, texts(1), **options)
 
 
-def test_a_column_of_the_template_that_the_data_lacks_is_known_before_the_start():
+def test_a_template_with_a_missing_data_column_is_refused_before_the_start():
     from rlcore.rewards.scorer import RewardSpec, build_reward
     from rlcore.rewards.signature import check_columns
 

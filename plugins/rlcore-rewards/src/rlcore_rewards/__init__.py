@@ -1,1 +1,1 @@
-"""Rewards for rlcore, one file each; they run in the reward processes of a run like any other."""
+"""Rewards for rlcore, one file each."""

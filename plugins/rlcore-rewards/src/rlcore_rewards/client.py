@@ -1,4 +1,4 @@
-"""Requests to a server of rewards: at most so many at once, tried again after a while where that may help."""
+"""HTTP client of rewards that use a server, with a concurrency limit and retries."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from urllib.parse import urlsplit
 from rlcore.errors import InfrastructureError, require
 from rlcore.rollouts.http import BadAnswer, Server, bearer
 
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
-"""Answers that may be another one later."""
+_RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+"""Status codes of temporary failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Options of rewards that ask a server."""
+    """Options of rewards that use a server."""
 
     url: str
-    """Such as http://localhost:8000/score"""
+    """Address of the server, such as http://localhost:8000/score"""
     timeout_s: float = 30.0
-    """For one attempt. reward.timeout_s bounds all attempts for a sample together."""
+    """Time-out of one attempt; reward.timeout_s limits all attempts for a sample together."""
     retries: int = 3
-    """Further attempts after one that failed or was refused for the time being."""
+    """Number of further attempts after a temporary failure."""
     backoff_s: float = 0.5
-    """Wait before the second attempt; twice as long before each further one, half of it at random."""
+    """Wait before the second attempt, doubled before each further one; up to half of it is random."""
     max_concurrency: int = 16
-    """Requests at once, of each reward process (reward.num_processes)."""
+    """Most concurrent requests of each reward process (reward.num_processes)."""
     api_key_variable: str = ""
-    """Name of an environment variable whose value is sent as bearer token."""
+    """Name of an environment variable with the API key, which is sent as bearer token."""
 
     def __post_init__(self) -> None:
         require(urlsplit(self.url).scheme in ("http", "https"), "url", "http://… or https://…", self.url, "http://HOST")
@@ -41,28 +41,28 @@ class ServerConfig:
 
 
 class Client:
-    """One server. Lives in one event loop, as an asynchronous reward does."""
+    """Client of one server, for a single event loop."""
 
     def __init__(self, config: ServerConfig, what: str) -> None:
-        """`what` names the server in errors."""
+        """Set up the connection; `what` names the server in errors."""
         headers = bearer(config.api_key_variable)
         self._config = config
         self._server = Server(config.url.rstrip("/"), engine=what, timeout_s=config.timeout_s, headers=headers)
-        self._room = asyncio.Semaphore(config.max_concurrency)
+        self._slots = asyncio.Semaphore(config.max_concurrency)
 
     async def post(self, path: str, body: Any) -> Any:
-        """The decoded answer.
+        """Send a request, with retries, and return the decoded response.
 
         Raises:
-            InfrastructureError: no answer, or a refusal, after all attempts.
+            InfrastructureError: the last attempt failed or was refused.
         """
         for attempt in range(self._config.retries + 1):
             try:
-                async with self._room:
+                async with self._slots:
                     return await self._server.acall(path, body)
             except InfrastructureError as error:
-                lasting = isinstance(error, BadAnswer) and error.status not in _PASSING
-                if lasting or attempt == self._config.retries:
+                permanent = isinstance(error, BadAnswer) and error.status not in _RETRYABLE
+                if permanent or attempt == self._config.retries:
                     error.add_note(f"after {attempt + 1} attempts")
                     raise
             await asyncio.sleep(self._config.backoff_s * 2**attempt * random.uniform(0.5, 1.0))

@@ -1,6 +1,6 @@
-"""Several rewards as one: a gate, a product, the smallest or the largest. A weighted sum is the core's: reward=[a, b].
+"""Combination of several rewards: gate, product, minimum or maximum. The core sums rewards: reward=[a, b].
 
-`gate`: the first reward has to reach `threshold`; the others, summed, count only then.
+With `gate`, the sum of the other rewards counts only if the first reward is at least `threshold`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class CombinedConfig:
     """Options of `combined`."""
 
     rewards: tuple[Any, ...]
-    """Names, or {name: …, weight: …, and options of the reward}; a gate has no weight."""
+    """Names, or {name: …, weight: …} with the options of the reward; a gate has no weight."""
     how: Literal["gate", "product", "min", "max"] = "gate"
     threshold: float = 1.0
-    """Of the gate; only how=gate has one."""
+    """Lowest score of the first reward that opens the gate; for how=gate."""
     otherwise: float = 0.0
-    """The reward where the gate is shut; only how=gate."""
+    """Reward if the gate is closed; for how=gate."""
 
 
 class Combined:
-    """What several rewards say together; each of them is a metric `reward/combined/NAME`, with its own ones below it.
+    """Combination of several rewards, each logged as `reward/combined/NAME` with its own metrics below.
 
-    When one of them does not apply, `gate` does not either if it is the gate; elsewhere it is left out.
+    A reward that does not apply is left out; if it is the gate, the combination does not apply either.
 
     Example: rlcore train reward='[{name: combined, how: gate, rewards: [gsm8k, {name: length, max: 200}]}]'
     """
@@ -44,22 +44,20 @@ class Combined:
 
     def __init__(self, config: CombinedConfig) -> None:
         if config.how not in ("gate", "product", "min", "max"):
-            raise ConfigError(
-                f"how={config.how!r} of reward 'combined' is no way to combine\nUse gate, product, min or max."
-            )
+            raise ConfigError(f"how={config.how!r} of reward 'combined' is unknown\nUse gate, product, min or max.")
         items = [item if isinstance(item, Mapping) else {"name": item} for item in config.rewards]
         if len(items) < 2 or not all(isinstance(item.get("name"), str) for item in items):
             raise ConfigError(
-                f"rewards={list(config.rewards)!r} of reward 'combined': expected two names or more\n"
+                f"rewards={list(config.rewards)!r} of reward 'combined': expected two or more names\n"
                 "Type  {name: combined, rewards: [gsm8k, {name: length, max: 200}]}"
             )
         if config.how == "gate":
             weight = items[0].get("weight", 1.0)
-            require(weight == 1, "weight", "nothing: the gate only opens, its score is not added", weight, 1.0)
+            require(weight == 1, "weight", "1 for the gate, because its score is not added", weight, 1.0)
         else:
             for setting, default in (("threshold", 1.0), ("otherwise", 0.0)):
                 value = getattr(config, setting)
-                require(value == default, setting, f"nothing: how={config.how} has no gate", value, default)
+                require(value == default, setting, f"{default}, because how={config.how} has no gate", value, default)
         self._config = config
         self._weights = [float(item.get("weight", 1.0)) for item in items]
         self._names = _unique([resolve("reward", item["name"]).name for item in items])
@@ -68,8 +66,8 @@ class Combined:
         for name, signature in zip(self._names, self._signatures, strict=True):
             if signature.batched:
                 raise ConfigError(
-                    f"reward {name!r} takes lists and cannot be combined sample by sample\n"
-                    "Leave it outside:  reward=[combined, OTHER]"
+                    f"reward {name!r} scores batches and cannot be part of reward 'combined', which scores samples\n"
+                    "Add it separately:  reward=[combined, OTHER]"
                 )
         self.required_columns = tuple(sorted({name for it in self._rewards for name in required_columns(it)}))
 
@@ -114,7 +112,7 @@ class Combined:
         return float(joins[self._config.how](values))
 
     def _metrics(self, answers: list[RewardResult]) -> dict[str, float]:
-        """The score of each reward, and below its name what it has measured."""
+        """Return the score of each reward, and its metrics below its name."""
         found: dict[str, float] = {}
         for name, answer in zip(self._names, answers):
             found |= {} if answer.value is None else {name: answer.value}
@@ -122,13 +120,13 @@ class Combined:
         return found
 
     async def _ask(self, index: int, row: Mapping[str, object]) -> RewardResult:
-        """The score of one reward, and its metrics, as finite numbers."""
+        """Call one reward, and return its score and metrics as finite numbers."""
         name = self._names[index]
         answer = self._rewards[index](**arguments(self._signatures[index], row))
         answer = await answer if inspect.isawaitable(answer) else answer
         metrics: Mapping[str, Any]
         value, metrics = (answer.value, answer.metrics) if isinstance(answer, RewardResult) else (answer, {})
-        if isinstance(value, dict) and "score" in value:  # other entries are free-form; not all of them are numbers
+        if isinstance(value, dict) and "score" in value:  # other entries are free-form and may not be numbers
             metrics = {it: part for it, part in value.items() if it != "score" and isinstance(part, numbers.Real)}
             value = value["score"]
         measured = {it: _finite(part, f"metric {it!r} of reward {name!r} is") for it, part in metrics.items()}

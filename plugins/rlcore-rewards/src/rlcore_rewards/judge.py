@@ -1,6 +1,6 @@
-"""A language model as judge: a template is filled, an OpenAI-compatible server answers, and a pattern finds the score.
+"""A language model as judge: a template, an OpenAI-compatible server, and a pattern that finds the score.
 
-`vllm serve MODEL` and `python -m sglang.launch_server --model-path MODEL` are such servers.
+`vllm serve MODEL` and `python -m sglang.launch_server --model-path MODEL` start such servers.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Score: 7"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeConfig(ServerConfig):
-    """Options of `judge`; `url` ends before /chat/completions, such as http://localhost:8000/v1"""
+    """Options of `judge`; `url` is the base address, such as http://localhost:8000/v1"""
 
     model: str
-    """As the server calls it."""
+    """Name of the model on the server."""
     template: str = TEMPLATE
-    """A format string over prompt, completion and the columns of the data."""
+    """Format string with prompt, completion and the columns of the data."""
     pattern: str = r"[Ss]core:\s*(-?\d+(?:\.\d+)?)"
-    """Its first group is the score; the last match in the judgement counts."""
+    """Regular expression whose first group is the score; the last match in the judgement counts."""
     scale: float = 10.0
-    """The reward is the score divided by this."""
+    """Divisor of the score that gives the reward."""
     max_tokens: int = 512
     temperature: float = 0.0
 
@@ -51,7 +51,7 @@ class JudgeConfig(ServerConfig):
 
 
 class Judge:
-    """The score that a model gives. A judgement without a score is an error of that sample, never a 0.
+    """Reward from the judgement of a model. A judgement without a score is an error of its sample, never a 0.
 
     Example: rlcore train reward='[{name: judge, url: "http://localhost:8000/v1", model: MODEL}]' reward.timeout_s=120
     """
@@ -67,16 +67,18 @@ class Judge:
         except (re.error, ValueError) as error:
             raise ConfigError(
                 f"pattern={config.pattern!r} or template of reward 'judge' cannot be used: {error}\n"
-                "Write a brace of the template's text twice: {{ or }}"
+                "Write literal braces in the template as {{ and }}"
             ) from error
         if self._pattern.groups < 1:
             raise ConfigError(
-                f"pattern={config.pattern!r} of reward 'judge' has no group\nPut the number in brackets: Score: (\\d+)"
+                f"pattern={config.pattern!r} of reward 'judge' has no group\n"
+                "Put parentheses around the number: Score: (\\d+)"
             )
         names = {re.split(r"[.\[]", name)[0] for name in fields}
         if "completion" not in names:
             raise ConfigError(
-                "template of reward 'judge' does not show the completion\nPut {completion} where the answer belongs."
+                "template of reward 'judge' does not contain the completion\n"
+                "Put {completion} where the response belongs."
             )
         self.required_columns = tuple(sorted(names - set(SAMPLE_FIELDS)))
 
@@ -96,7 +98,7 @@ class Judge:
         try:
             score = float(last) / self._config.scale
         except ValueError as error:
-            raise SampleError(f"the judge's score {last!r} is no number") from error
+            raise SampleError(f"the judge's score {last!r} is not a number") from error
         return RewardResult(score, metrics={"length": float(len(judgement))})
 
 
@@ -110,7 +112,7 @@ def _content(answer: Any) -> str:
     try:
         content = answer["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError) as error:
-        raise SampleError(f"the judge answered {answer!r:.100}, which is no chat completion") from error
+        raise SampleError(f"the judge returned {answer!r:.100}, which is not a chat completion") from error
     if not isinstance(content, str | Mapping) or not content:
-        raise SampleError(f"the judge said nothing: {answer!r:.100}")
+        raise SampleError(f"the judge returned an empty judgement: {answer!r:.100}")
     return str(content)

@@ -1,4 +1,4 @@
-"""A penalty for responses that come near the token limit: DAPO, arXiv 2503.14476, eq. 13."""
+"""A penalty for responses close to the token limit: DAPO, arXiv 2503.14476, eq. 13."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class OverlongConfig:
     """Options of `overlong`."""
 
     limit: int
-    """The limit in tokens, usually sampling.max_response_tokens."""
+    """Limit in tokens, usually sampling.max_response_tokens."""
     buffer: int
-    """So many tokens before the limit the penalty begins."""
+    """Number of tokens before the limit over which the penalty grows."""
     factor: float = 1.0
-    """The penalty at the limit."""
+    """Penalty at the limit."""
 
     def __post_init__(self) -> None:
         require(self.limit >= 1, "limit", "1 or more", self.limit, 512)
@@ -25,7 +25,7 @@ class OverlongConfig:
 
 
 class Overlong:
-    """0 up to limit - buffer tokens, then falling in a line to -factor at the limit.
+    """Penalty of 0 up to limit - buffer tokens, falling linearly to -factor at the limit.
 
     Example: rlcore train reward='[gsm8k, {name: overlong, limit: 512, buffer: 128}]'
     """

@@ -1,8 +1,8 @@
-"""Run the Python code of an answer against tests.
+"""Execution of the Python code in a response against tests.
 
 A column of the data holds the tests of a row, in one of two forms:
-    a text or a list of texts         code that runs after the answer and raises when it is wrong: "assert f(2) == 4"
-    a list of {input, output}         what the program reads from stdin, and what it has to print before it exits with 0
+    a text or a list of texts         code that runs after the response and raises if it is wrong: "assert f(2) == 4"
+    a list of {input, output}         stdin of the program, and the output it must print before it exits with 0
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ exec(compile(open({answer!r}, encoding="utf-8").read(), {answer!r}, "exec"))
 exec(compile({tail!r}, "tests", "exec"))
 print({word!r}, end="", flush=True)
 """
-"""Its own file is gone when the answer runs, which is a file of its own so that it may begin with any statement."""
+"""Test program. It deletes its own file before the response runs, which has a separate file so that it may begin
+with any statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +45,17 @@ class PythonConfig:
     column: str = "tests"
     """Column with the tests."""
     timeout_s: float = 5.0
-    """For one test, by the clock. reward.timeout_s has to be longer than all tests of a row together."""
+    """Wall-clock time of one test; reward.timeout_s must be longer than all tests of a row together."""
     cpu_s: int = 5
-    """For one test, of a processor, of each process."""
+    """CPU time of each process of a test."""
     memory_mb: int = 512
-    """Address space of each process, and what is resident in all of them together."""
+    """Address space of each process, and resident memory of all processes of a test together."""
     processes: int = 32
-    """At once, of one test."""
+    """Most concurrent processes of a test."""
     file_mb: int = 16
-    """Largest file that it may write, its output included."""
+    """Size of the largest file that a program may write, including its output."""
     score: Literal["all", "share"] = "all"
-    """all: 1 when every test passed; share: how many of them did."""
+    """all: 1 if every test passes, else 0; share: fraction of tests that pass."""
 
     def __post_init__(self) -> None:
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 5.0)
@@ -66,7 +67,7 @@ class PythonConfig:
 
 
 class Python:
-    """Does the last code block of the answer pass the tests? An answer without code, or that takes too long, does not.
+    """1 if the last code block of the response passes all tests in time, else 0.
 
     Example: rlcore train reward=python data.train=problems.jsonl reward.timeout_s=60 reward.num_processes=8
     """
@@ -76,8 +77,8 @@ class Python:
     def __init__(self, config: PythonConfig) -> None:
         if reason := sandbox.supported():
             raise ConfigError(f"reward 'python' cannot run code on this machine: {reason}\nUse reward=remote instead.")
-        for lack in sandbox.lacks():
-            _log.warning("reward python: this machine has no %s", lack)
+        for feature in sandbox.missing():
+            _log.warning("reward python: this machine has no %s", feature)
         self._config = config
         self.required_columns = (config.column,)
 
@@ -95,29 +96,31 @@ class Python:
         return RewardResult(value, metrics={"has_code": float(code is not None), **ended})
 
     def _run(self, code: str, tail: str, given: str, wanted: str | None) -> Literal["passed", "failed", "late", "over"]:
-        """How one test ends; over: of the processes or the memory that it may have."""
-        word = secrets.token_hex(16)  # said after code that tests: to exit before it is no way to pass
+        """Run one test and return its outcome; "over" if it exceeded the limit of processes or memory."""
+        word = secrets.token_hex(16)  # printed after the test code, so that an early exit does not pass
         home = Path(tempfile.mkdtemp(prefix="rlcore-python-"))
         try:
             (home / "answer.py").write_text(code, encoding="utf-8", errors="replace")
             test = _TEST.format(answer=str(home / "answer.py"), tail=tail, word=word)
             (home / "test.py").write_text(test, encoding="utf-8", errors="replace")
             program = home / ("answer.py" if wanted is not None else "test.py")
-            with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as written:  # files without a name
+            with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as written:  # unnamed files
                 read.write(given.encode(errors="replace"))
                 read.seek(0)
                 end = self._launch(home, program, read.fileno(), written.fileno())
                 written.seek(0)
-                said = written.read(self._config.file_mb * 2**20).decode(errors="replace")
+                printed = written.read(self._config.file_mb * 2**20).decode(errors="replace")
         finally:
             _remove(home)
         if end["failed"]:
-            raise InfrastructureError(f"no program can be started: {end['failed']}\nUse reward=remote instead.")
+            raise InfrastructureError(
+                f"the sandbox cannot start a program: {end['failed']}\nUse reward=remote instead."
+            )
         if end["late"] or end["over"]:
             return "late" if end["late"] else "over"
         if wanted is None:
-            return "passed" if said.endswith(word) else "failed"
-        return "passed" if end["status"] == 0 and _lines(said) == _lines(wanted) else "failed"
+            return "passed" if printed.endswith(word) else "failed"
+        return "passed" if end["status"] == 0 and _lines(printed) == _lines(wanted) else "failed"
 
     def _launch(self, home: Path, program: Path, read: int, written: int) -> dict[str, Any]:
         """Run a program in its directory, with files as its stdin and stdout."""
@@ -144,20 +147,22 @@ class Python:
             start_new_session=True,
         )
         try:
-            said, noise = launcher.communicate(timeout=config.timeout_s + _GRACE_S)
+            report, errors = launcher.communicate(timeout=config.timeout_s + _GRACE_S)
         except subprocess.TimeoutExpired as error:
             os.killpg(launcher.pid, 9)
             launcher.communicate()
-            raise InfrastructureError("the launcher of programs hangs\nIs this machine overloaded?") from error
-        if not said:
             raise InfrastructureError(
-                f"the launcher of programs failed: {noise.decode(errors='replace')[-200:]}\nTry it."
+                "the sandbox does not respond\nCheck whether this machine is overloaded."
+            ) from error
+        if not report:
+            raise InfrastructureError(
+                f"the sandbox failed: {errors.decode(errors='replace')[-200:]}\nUse reward=remote instead."
             )
-        return dict(json.loads(said))
+        return dict(json.loads(report))
 
 
 def extract(completion: str) -> str | None:
-    """The last code block; without any, the whole completion when it compiles."""
+    """Return the last code block, or the whole completion if it has no block and compiles, or None."""
     blocks: list[str] = _BLOCK.findall(completion)
     if blocks:
         return blocks[-1]
@@ -169,15 +174,15 @@ def extract(completion: str) -> str | None:
 
 
 def _remove(home: Path) -> None:
-    """Whatever the program has left there."""
+    """Remove the directory of a program, with all files that it left."""
     try:
         shutil.rmtree(home, ignore_errors=True)
-    except RecursionError:  # directories in directories
+    except RecursionError:  # deeply nested directories
         subprocess.run(["rm", "-rf", "--", str(home)], check=False, timeout=60)
 
 
 def _cases(tests: Any, column: str) -> list[tuple[str, str, str | None]]:
-    """(code after the answer, stdin, wanted output or None) of each test."""
+    """Return (code to run after the response, stdin, expected output or None) for each test."""
     items = tests if isinstance(tests, Sequence) and not isinstance(tests, str) else [tests]
     cases: list[tuple[str, str, str | None]] = []
     for item in items:
@@ -188,7 +193,7 @@ def _cases(tests: Any, column: str) -> list[tuple[str, str, str | None]]:
         else:
             raise SampleError(f"column {column!r} holds {item!r:.60}, which is neither code nor {{input, output}}")
     if not cases:
-        raise SampleError(f"column {column!r} holds no test")
+        raise SampleError(f"column {column!r} holds no tests")
     return cases
 
 

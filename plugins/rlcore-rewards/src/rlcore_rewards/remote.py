@@ -1,7 +1,7 @@
-"""A reward over HTTP. Samples go in batches; each is an object with the columns that `columns` names.
+"""A reward over HTTP. Samples are sent in batches, as objects with the data columns listed in `columns`.
 
 POST url   {"samples": [{"completion": "…", "prompt": "…", "answer": "…"}, …]}
-answer     {"scores": [1.0, null, {"score": 0.5, "metrics": {"format": 1.0}}, …]}        null: does not apply
+response   {"scores": [1.0, null, {"score": 0.5, "metrics": {"format": 1.0}}, …]}        null: does not apply
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class RemoteConfig(ServerConfig):
     """Options of `remote`."""
 
     columns: tuple[str, ...] = ()
-    """Columns of the data that are sent; besides them go completion, prompt, num_tokens and finish_reason."""
+    """Columns of the data to send, in addition to completion, prompt, num_tokens and finish_reason."""
     batch_size: int = 16
-    """Samples in one request."""
+    """Most samples in one request."""
     gather_s: float = 0.01
-    """How long a request waits for more samples."""
+    """Time that a request waits for more samples."""
 
     def __post_init__(self) -> None:
         ServerConfig.__post_init__(self)
@@ -35,7 +35,7 @@ class RemoteConfig(ServerConfig):
 
 
 class Remote:
-    """What a server says about a sample.
+    """Reward from an HTTP server.
 
     Example: rlcore train reward='[{name: remote, url: "http://localhost:8000/score", columns: [answer]}]'
     """
@@ -54,7 +54,7 @@ class Remote:
     async def __call__(
         self, completion: str, prompt: Any, num_tokens: int, finish_reason: str, **columns: Any
     ) -> RewardResult:
-        """Wait for the batch that this sample goes with."""
+        """Add the sample to the next batch, and wait for its score."""
         sample = {"completion": completion, "prompt": prompt, "num_tokens": num_tokens, "finish_reason": finish_reason}
         sample |= {name: columns[name] for name in self._columns}
         _check_json(sample)
@@ -71,7 +71,7 @@ class Remote:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch = [(sample, answer) for sample, answer in self._waiting if not answer.done()]  # not of those given up
+        batch = [(sample, answer) for sample, answer in self._waiting if not answer.done()]  # skip cancelled calls
         self._waiting = []
         if batch:
             task = asyncio.get_running_loop().create_task(self._send(batch))
@@ -83,8 +83,8 @@ class Remote:
             answer = await self._client.post("", {"samples": [sample for sample, _ in batch]})
             scores = answer.get("scores") if isinstance(answer, Mapping) else None
             if not isinstance(scores, list) or len(scores) != len(batch):
-                raise SampleError(f"the server answered {answer!r:.100}, not scores for {len(batch)} samples")
-        except Exception as error:  # raised where the samples are waited for
+                raise SampleError(f"the server returned {answer!r:.100} instead of scores for {len(batch)} samples")
+        except Exception as error:  # raised in the calls that wait for the samples
             for _, waiting in batch:
                 if not waiting.done():
                     waiting.set_exception(error)
@@ -100,15 +100,15 @@ def _check_json(sample: Mapping[str, Any]) -> None:
             json.dumps(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise SampleError(
-                f"column {name!r} holds {value!r:.60} ({type(value).__name__}), which is no JSON: {error}\n"
-                "Write it into the data as text or numbers, or leave it out of `columns`."
+                f"column {name!r} holds {value!r:.60} ({type(value).__name__}), which JSON cannot represent: {error}\n"
+                "Store it as text or numbers in the data, or remove it from `columns`."
             ) from error
 
 
 def _verdict(score: Any) -> RewardResult:
-    """A score, or one with metrics; what is no number is told by the scorer."""
+    """Convert a score, or a score with metrics, to a RewardResult; the scorer checks that it is a number."""
     if isinstance(score, Mapping):
         if "score" not in score:
-            raise SampleError(f"the server answered {score!r:.100}, which has no score")
+            raise SampleError(f"the server returned {score!r:.100}, which has no score")
         return RewardResult(score["score"], metrics=dict(score.get("metrics") or {}))
     return RewardResult(score)

@@ -1,16 +1,18 @@
-"""Run a Python program that nobody trusts: a process without network, with limits, that ends with all its children.
+"""Execution of a Python program without network, with resource limits, and with clean-up of its children.
 
-Used by python.py, and a program itself:  python -I -S sandbox.py '{"program": "p.py", "wall_s": 5, …}'
+Used by python.py, which runs this file as  python -I -S sandbox.py '{"program": "p.py", "wall_s": 5, …}'
 
-The launcher (this file) and the program are a process group of their own. The program cannot leave it, nor open a socket,
-nor signal or trace another process or change its limits: a seccomp filter refuses those calls, for its children too. At
-the end, in time or not, when its parent dies, and when its processes are too many or hold too much memory together (looked
-at every 20 ms), the launcher ends the whole group. Linux on x86-64 and ARM64.
+The launcher (this file) and the program form a process group. The program cannot leave it, open a socket, or
+signal, trace or change the limits of another process: a seccomp filter refuses those calls, also for its
+children. The launcher kills the whole group when the program ends, runs out of time, or exceeds its limits of
+processes and memory (checked every 20 ms), and when the launcher's parent dies. Requires Linux on x86-64 or
+ARM64.
 
-Files: Landlock (Linux 5.13) lets it create, write and remove only in its working directory. Where the kernel has none,
-it may do to files what the user may. Either way it reads what the user may read, and changes modes and times.
+Files: with Landlock (Linux 5.13), the program can create, write and remove files only in its working
+directory. Without it, the program can change all files that the user can. Either way it can read all files
+that the user can, and change file modes and times.
 
-This keeps a model's mistakes from a machine; it is no prison.
+This protects a machine from a model's mistakes; it is not a security boundary.
 """
 
 from __future__ import annotations
@@ -49,19 +51,19 @@ _ARCHITECTURES: dict[str, tuple[int, dict[str, int], int]] = {
         261,
     ),
 }  # fmt: skip
-"""Machine -> (its number in audit.h, system calls that are refused, prlimit64, refused for other processes)."""
+"""Machine -> (its number in audit.h, refused system calls, number of prlimit64, refused for other processes)."""
 _RULESET, _RULE, _RESTRICT = 444, 445, 446
-"""Landlock's system calls, the same everywhere."""
+"""Landlock's system calls, with the same numbers on all architectures."""
 _WRITE, _CHANGE_DIRECTORIES = 1 << 1, sum(1 << bit for bit in range(4, 13))
-"""Landlock's rights: of files; to remove and to make directories, files, pipes, devices and links."""
+"""Landlock's rights to write files, and to remove and create directories, files, pipes, devices and links."""
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
-"""Since its versions 2 and 3."""
-_LOOK_S = 0.02
+"""Landlock's rights since its versions 2 and 3."""
+_POLL_S = 0.02
 _X32 = 0x40000000
 
 
 def supported() -> str:
-    """Why this machine cannot run programs in this way; empty when it can."""
+    """Return why this machine cannot run the sandbox, or an empty string if it can."""
     if sys.platform != "linux":
         return f"it needs Linux, and this is {sys.platform}"
     if platform.machine() not in _ARCHITECTURES:
@@ -69,21 +71,21 @@ def supported() -> str:
     return ""
 
 
-def lacks() -> list[str]:
-    """What this machine cannot keep programs from, where they can run."""
+def missing() -> list[str]:
+    """Return the optional kernel features that this machine lacks, each with the consequence."""
     found = []
     if landlock(ctypes.CDLL(None)) < 1:
-        found.append("Landlock (Linux 5.13): programs write and remove what you may")
+        found.append("Landlock (Linux 5.13): programs can write and remove all files that you can")
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        found.append("/proc/PID/task/TID/children: nobody counts their processes and the memory of all of them")
+        found.append("/proc/PID/task/TID/children: the limits of processes and total memory are not enforced")
     return found
 
 
 def filter_program(machine: str) -> bytes:
-    """The seccomp filter as BPF: the refused calls, and those of other architectures, give EPERM."""
+    """Return the seccomp filter as BPF: refused calls, and calls of other architectures, fail with EPERM."""
     number, calls, limits = _ARCHITECTURES[machine]
     refuse, allow = 0x00050000 | 1, 0x7FFF0000  # SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ALLOW
-    load, equal, above, back = 0x20, 0x15, 0x35, 0x06  # of a word; jump if ==, if >=; return
+    load, equal, above, back = 0x20, 0x15, 0x35, 0x06  # load a word; jump if ==; jump if >=; return
     tests = [(equal, call) for call in sorted(calls.values())] + [(above, _X32)]
     steps = [(load, 0, 0, 4), (equal, 1, 0, number), (back, 0, 0, refuse), (load, 0, 0, 0)]
     steps += [(code, len(tests) - i + 3, 0, value) for i, (code, value) in enumerate(tests)]
@@ -93,21 +95,21 @@ def filter_program(machine: str) -> bytes:
 
 
 def main(text: str) -> None:
-    """Run a program; writes one JSON line about its end to stdout, which the program does not have."""
+    """Run a program, and write its outcome as one JSON line to stdout, which the program does not share."""
     spec: dict[str, Any] = json.loads(text)
     libc = ctypes.CDLL(None, use_errno=True)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     libc.prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)
-    libc.prctl(_REAPER, 1, 0, 0, 0)  # whose parent ends becomes a child of this process
+    libc.prctl(_REAPER, 1, 0, 0, 0)  # orphaned processes become children of this process
     if os.getppid() != spec["parent"]:
         return
     start = time.monotonic()
-    told, tell = os.pipe2(os.O_CLOEXEC)
+    errors, report = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        _become(spec, libc, tell)
-    os.close(tell)
-    status, late, over, look = None, False, False, start
+        _become(spec, libc, report)
+    os.close(report)
+    status, late, over, next_check = None, False, False, start
     while status is None:
         found, state = os.waitpid(-1, os.WNOHANG)
         now = time.monotonic()
@@ -115,18 +117,18 @@ def main(text: str) -> None:
             status = os.waitstatus_to_exitcode(state)
         elif now - start > spec["wall_s"]:
             late, status = True, -signal.SIGKILL
-        elif now >= look:
+        elif now >= next_check:
             over = too_many(spec["processes"], spec["memory_bytes"])
-            status, look = -signal.SIGKILL if over else None, now + _LOOK_S
+            status, next_check = -signal.SIGKILL if over else None, now + _POLL_S
         elif not found:
             time.sleep(0.002)
-    failed = "" if late or over else os.read(told, 1000).decode(errors="replace")
+    failed = "" if late or over else os.read(errors, 1000).decode(errors="replace")
     os.write(1, json.dumps({"status": status, "late": late, "over": over, "failed": failed}).encode())
     os.killpg(0, signal.SIGKILL)
 
 
 def too_many(processes: int, memory_bytes: int) -> bool:
-    """Whether there are more processes below this one, or more memory is resident in them together."""
+    """Return True if the descendants of this process exceed the limits of processes or resident memory."""
     found, size, left = 0, 0, [os.getpid()]
     while left:
         pid = left.pop()
@@ -136,7 +138,7 @@ def too_many(processes: int, memory_bytes: int) -> bool:
             if pid != os.getpid():
                 found += 1
                 size += int(_words(f"/proc/{pid}/statm")[1]) * resource.getpagesize()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended in the meantime
             continue
         left += [int(child) for each in children for child in each]
         if found > processes or size > memory_bytes:
@@ -149,8 +151,8 @@ def _words(path: str) -> list[str]:
         return file.read().split()
 
 
-def _become(spec: dict[str, Any], libc: ctypes.CDLL, tell: int) -> None:
-    """In the child: limits, filter, and then the program. Never returns; what fails before the program is told."""
+def _become(spec: dict[str, Any], libc: ctypes.CDLL, report: int) -> None:
+    """Set limits and filter in the child, and execute the program; report earlier errors to the launcher."""
     try:
         for source, place in ((spec["input"], 0), (spec["output"], 1), (os.open(os.devnull, os.O_WRONLY), 2)):
             os.dup2(source, place)
@@ -165,26 +167,26 @@ def _become(spec: dict[str, Any], libc: ctypes.CDLL, tell: int) -> None:
         for limit, most in limits.items():
             resource.setrlimit(limit, (most, most))
         if libc.prctl(_NEW_PRIVILEGES, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "the kernel does not withhold privileges")
+            raise OSError(ctypes.get_errno(), "the kernel cannot set no_new_privs")
         confine(libc)
         code = filter_program(platform.machine())
         held = ctypes.create_string_buffer(code, len(code))
         program = struct.pack("@HP", len(code) // 8, ctypes.addressof(held))
         if libc.prctl(_SECCOMP, _FILTER, program, 0, 0):
-            raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")
+            raise OSError(ctypes.get_errno(), "the kernel rejected the seccomp filter")
         os.execve(sys.executable, [sys.executable, "-I", spec["program"]], spec["variables"])
     except BaseException as error:
-        os.write(tell, f"{type(error).__name__}: {error}".encode())
+        os.write(report, f"{type(error).__name__}: {error}".encode())
         os._exit(1)
 
 
 def landlock(libc: ctypes.CDLL) -> int:
-    """The version of Landlock that the kernel has; less than 1 for none."""
+    """Return the kernel's version of Landlock; less than 1 if it has none."""
     return int(libc.syscall(_RULESET, None, ctypes.c_size_t(0), 1))
 
 
 def confine(libc: ctypes.CDLL) -> None:
-    """From now on this process, and those that it starts, change files in the working directory alone."""
+    """Restrict this process and its children to changing files in the working directory."""
     version = landlock(libc)
     if version < 1:
         return
@@ -194,10 +196,10 @@ def confine(libc: ctypes.CDLL) -> None:
     for path, allowed in ((".", rights), (os.devnull, of_files)):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if rules < 0 or libc.syscall(_RULE, rules, 1, struct.pack("=Qi", allowed, place), 0):
-            raise OSError(ctypes.get_errno(), "the kernel takes no rules for files")
+            raise OSError(ctypes.get_errno(), "the kernel rejected the Landlock rules")
         os.close(place)
     if libc.syscall(_RESTRICT, rules, 0):
-        raise OSError(ctypes.get_errno(), "the kernel takes no rules for files")
+        raise OSError(ctypes.get_errno(), "the kernel rejected the Landlock rules")
     os.close(rules)
 
 
