@@ -1,16 +1,16 @@
-"""GRPO with nothing hidden: one file, PyTorch and a transformers model, no trainer, no plugins.
+"""GRPO in a single file: PyTorch and a transformers model, no trainer, no plugins.
 
     python examples/grpo_from_scratch.py --steps 60
 
-A tiny model learns to sort digits, `sort 60352=` -> `02356`, from its reward alone; model and data are those of
-`rlcore train preset=quickstart`. A step draws several responses to each prompt, scores them, and makes the better ones
-of each prompt likelier:
+A tiny model learns to sort digits, `sort 60352=` -> `02356`, from its reward alone, with the model and data
+of `rlcore train preset=quickstart`. A step samples several responses to each prompt, scores them, and
+increases the probability of the better ones:
 
     A_i = (r_i - mean of its group) / (std of its group + 1e-6)
     loss = mean over response tokens of -min(ratio · A, clip(ratio, 1 - clip_low, 1 + clip_high) · A)
-    with ratio = p(token) / p_old(token), p_old being the policy that sampled
+    with ratio = p(token) / p_old(token), where p_old is the policy that sampled
 
-`tests/test_examples.py` gives `update` the samples of rlcore's own trainer and compares losses and weights.
+`tests/test_examples.py` passes the samples of rlcore's trainer to `update` and compares losses and weights.
 Shapes: P prompts, B responses, L tokens of the longest prompt with its response, V vocabulary.
 """
 
@@ -40,27 +40,27 @@ class Settings:
     clip_high: float = 0.28
     lr: float = 1e-3
     warmup_steps: int = 5
-    """Updates over which the learning rate grows in a line."""
+    """Number of updates over which the learning rate grows linearly."""
     eps: float = 1e-8
     max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Prompts with their responses, padded on the right; a causal model never looks at padding there."""
+    """Prompts with their responses, padded on the right, so that no token attends to padding."""
 
     ids_BL: Tensor
     is_response_BL: Tensor
     reward_B: Tensor
     group_B: Tensor
-    """Responses to one prompt share it."""
+    """Group id, shared by the responses to a prompt."""
 
     def take(self, rows: Tensor) -> Samples:
         return Samples(**{name: column[rows] for name, column in vars(self).items()})
 
 
 def sort_reward(response: str, digits: str, ended: bool) -> float:
-    """1 for the digits in order; half the share of ordered neighbours for another order of just these digits."""
+    """Score 1 for the sorted digits, and half the share of ordered neighbours for another order of them."""
     right = sorted(digits)
     if not ended or sorted(response) != right:
         return 0.0
@@ -71,8 +71,8 @@ def sort_reward(response: str, digits: str, ended: bool) -> float:
 
 
 @torch.no_grad()
-def draw(model: Any, tokenizer: Any, rows: list[dict[str, str]], settings: Settings) -> Samples:
-    """Several responses to each prompt, token by token, and their rewards."""
+def sample(model: Any, tokenizer: Any, rows: list[dict[str, str]], settings: Settings) -> Samples:
+    """Sample several responses to each prompt, token by token, and score them."""
     rows = [row for row in rows for _ in range(settings.samples_per_prompt)]
     prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
     start_B = torch.tensor([len(prompt) for prompt in prompts])
@@ -104,7 +104,7 @@ def draw(model: Any, tokenizer: Any, rows: list[dict[str, str]], settings: Setti
 
 
 def log_probs(model: Any, samples: Samples) -> Tensor:
-    """[B, L]: entry i is log p(token i | the tokens before it), zero outside the response."""
+    """Return log p(token i | tokens before i) as entry i, [B, L]; zero outside the response."""
     logits_BLV = model(samples.ids_BL).logits[:, :-1].float()
     of_token_BL = logits_BLV.log_softmax(-1).gather(2, samples.ids_BL[:, 1:, None]).squeeze(2)
     shifted_BL = torch.cat([torch.zeros(len(of_token_BL), 1), of_token_BL], dim=1)
@@ -112,7 +112,7 @@ def log_probs(model: Any, samples: Samples) -> Tensor:
 
 
 def advantages(reward_B: Tensor, group_B: Tensor) -> tuple[Tensor, Tensor]:
-    """How much better than the other responses to its prompt each one is, and whether they differ at all."""
+    """Return the advantage of each response in its group, and a mask of responses in groups with variance."""
     advantage_B, varied_B = torch.zeros(len(reward_B)), torch.zeros(len(reward_B), dtype=torch.bool)
     for group in group_B.unique():
         members = group_B == group
@@ -124,10 +124,10 @@ def advantages(reward_B: Tensor, group_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def update(model: Any, schedule: LRScheduler, samples: Samples, step: int, settings: Settings) -> list[float]:
-    """One pass over the samples in mini-batches; returns the loss of each. `step` counts from 0."""
+    """Update the model in mini-batches, and return the loss of each. `step` counts from 0."""
     optimizer = schedule.optimizer
     advantage_B, varied_B = advantages(samples.reward_B, samples.group_B)
-    samples, advantage_B = samples.take(varied_B), advantage_B[varied_B]  # the others have no gradient
+    samples, advantage_B = samples.take(varied_B), advantage_B[varied_B]  # the other responses have no gradient
     if not len(advantage_B):
         return []
     with torch.no_grad():
@@ -151,7 +151,7 @@ def update(model: Any, schedule: LRScheduler, samples: Samples, step: int, setti
 
 
 def load(directory: Path) -> tuple[Any, Any]:
-    """A causal language model without dropout, and its tokenizer."""
+    """Load a causal language model without dropout, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -159,7 +159,7 @@ def load(directory: Path) -> tuple[Any, Any]:
 
 
 def make_optimizer(model: Any, settings: Settings) -> LRScheduler:
-    """AdamW, inside the schedule of its learning rate."""
+    """Make an AdamW optimizer and return its learning-rate schedule."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, eps=settings.eps, weight_decay=0.0)
     return LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / max(1, settings.warmup_steps)))
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    from rlcore.quickstart import cache_directory, prepare  # a model and prompts; all else is here
+    from rlcore.quickstart import cache_directory, prepare  # only model and prompts come from rlcore
 
     assets, settings = prepare(cache_directory(), progress=print), Settings()
     torch.manual_seed(options.seed)
@@ -178,7 +178,7 @@ def main() -> None:
     model, tokenizer = load(assets.model)
     schedule = make_optimizer(model, settings)
     for step in range(options.steps):
-        samples = draw(model, tokenizer, random.sample(rows, settings.prompts_per_step), settings)
+        samples = sample(model, tokenizer, random.sample(rows, settings.prompts_per_step), settings)
         losses = update(model, schedule, samples, step, settings)
         mean = sum(losses) / max(1, len(losses))
         print(f"step {step + 1}/{options.steps}  reward {samples.reward_B.mean():.3f}  loss {mean:+.4f}", flush=True)

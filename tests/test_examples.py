@@ -1,4 +1,4 @@
-"""The examples: GRPO in one file equals the trainer, and the example packages work as wheels in an environment of their own."""
+"""The examples: GRPO in one file equals the trainer, and the example packages work when installed from wheels."""
 
 import importlib.util
 import json
@@ -51,7 +51,7 @@ class TestAnimalStory(RewardContract):
 
 
 class Recorder:
-    """Keeps the samples of every step as the trainer scored them."""
+    """Hook that keeps the scored samples of every step."""
 
     def __init__(self):
         self.batches = []
@@ -62,7 +62,7 @@ class Recorder:
 
 
 def trained(directory, *more):
-    """A run of the trainer: its samples, the mean loss of each step, and the weights at its end."""
+    """Run the trainer; return the model path, its samples, the mean loss of each step, and the final weights."""
     settings = ["preset=quickstart", "runtime=local", "trackers=jsonl", f"trainer.steps={STEPS}", "data.eval=''"]
     place = [f"run.directory={directory}", "run.name=r"]
     plan, _ = plan_run([*settings, *place, "trainer.prompts_per_step=16", *more])
@@ -79,7 +79,7 @@ def trained(directory, *more):
 
 
 def padded(example, batch):
-    """The trainer's samples as the example holds them."""
+    """Convert the trainer's samples to those of the example."""
     starts, lengths = batch.offsets().tolist(), batch.lengths.tolist()
     ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
     is_response = torch.zeros(ids.shape, dtype=torch.bool)
@@ -90,7 +90,7 @@ def padded(example, batch):
 
 
 @pytest.mark.parametrize("minibatches", [1, 3], ids=["one update a step", "three updates a step"])
-def test_grpo_from_scratch_has_the_losses_and_weights_of_the_trainer(tmp_path, minibatches):
+def test_grpo_from_scratch_matches_the_losses_and_weights_of_the_trainer(tmp_path, minibatches):
     options = [f"algorithm.minibatches={minibatches}", "optimizer.schedule=constant", "optimizer.warmup_steps=2"]
     model_path, batches, wanted_losses, wanted = trained(tmp_path, *options, "optimizer.lr=1e-3", "optimizer.eps=1e-6")
     example = load_example("grpo_from_scratch")
@@ -113,7 +113,7 @@ def test_grpo_from_scratch_has_the_losses_and_weights_of_the_trainer(tmp_path, m
     assert moved > 1e-3
 
 
-def test_grpo_from_scratch_scores_as_the_quickstart_does():
+def test_grpo_from_scratch_scores_like_the_quickstart():
     from rlcore.rewards.sorted_digits import sorted_digits
 
     example = load_example("grpo_from_scratch")
@@ -123,7 +123,7 @@ def test_grpo_from_scratch_scores_as_the_quickstart_does():
             assert example.sort_reward(text, "312", reason == "stop") == sorted_digits(text, "312", reason)
 
 
-def test_grpo_from_scratch_draws_what_its_reward_is_about():
+def test_grpo_from_scratch_samples_and_scores_responses_to_each_prompt():
     from rlcore.quickstart import cache_directory, prepare
 
     example, assets = load_example("grpo_from_scratch"), prepare(cache_directory())
@@ -131,7 +131,7 @@ def test_grpo_from_scratch_draws_what_its_reward_is_about():
     torch.manual_seed(0)
     rows = [{"prompt": "sort 3124=", "digits": "3124"}, {"prompt": "sort 52=", "digits": "52"}]
 
-    samples = example.draw(model, tokenizer, rows, example.Settings(samples_per_prompt=3))
+    samples = example.sample(model, tokenizer, rows, example.Settings(samples_per_prompt=3))
 
     assert samples.group_B.tolist() == [0, 0, 0, 1, 1, 1]
     prompts = [
@@ -148,7 +148,7 @@ def test_grpo_from_scratch_draws_what_its_reward_is_about():
         )
 
 
-# The example packages, from wheels, where nothing else of this tree is.
+# The example packages, installed from wheels, without access to this source tree.
 
 PACKAGES = (
     {"core": ROOT}
@@ -167,7 +167,7 @@ def call(*command, cwd=None, timeout=HANG_S):
 
 
 def third_party(folder):
-    """Links to the installed packages but those of this tree, which are to come from wheels."""
+    """Link to the installed packages, except those of this tree, which must come from wheels."""
     folder.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if "rlcore" not in entry.name and entry.suffix != ".pth" and entry.name != "__pycache__":
@@ -177,7 +177,7 @@ def third_party(folder):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """An environment with the wheels of core, workbench and both examples."""
+    """Make a virtual environment with the wheels of all PACKAGES."""
     home = tmp_path_factory.mktemp("home")
     for name, folder in PACKAGES.items():
         shutil.copytree(folder, home / "source" / name, ignore=_IGNORED)
@@ -196,7 +196,7 @@ def home(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheels_of_the_examples_are_listed_checked_and_trained_with(home, tmp_path):
+def test_the_wheels_of_the_examples_work_with_list_plugins_check_and_train(home, tmp_path):
     rlcore = [home / "venv" / "bin" / "rlcore"]
     where = call(home / "venv" / "bin" / "python", "-c", "import rlcore; print(rlcore.__file__)", cwd=tmp_path)
     assert where.startswith(str(home / "venv")), "the core must come from its wheel"
@@ -234,7 +234,7 @@ def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, count,
 
 @pytest.mark.slow
 def test_a_tiny_model_learns_to_use_the_calculator(home, tmp_path):
-    """The third of the answers that is right by chance becomes most of them, through a tool and two turns."""
+    """At first about a third of the answers are right by chance; training raises this to most of them."""
     make = "from pathlib import Path; from example_calculator.tiny import make; make(Path('tiny'))"
     call(home / "venv" / "bin" / "python", "-c", make, cwd=tmp_path, timeout=HANG_S)
     settings = ["runtime=local", "trackers=jsonl", "run.name=r", "trainer.steps=40", "eval.every_steps=0"]

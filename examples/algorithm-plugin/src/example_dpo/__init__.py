@@ -4,10 +4,10 @@
     m = beta · [(log p - log p_ref)(best) - (log p - log p_ref)(worst)],   loss = mean over pairs of -log sigmoid(m)
 
 Departures from the paper:
-1. The reward of the run stands where the paper asks a language model which response is better.
-2. A prompt whose responses all have one reward has no pair and is left out.
-3. Each row holds its partner's half of m as it was when the samples were collected. The gradient is that of the paper for
-   the first mini-batch of a step, and half as large, as the mean is over the two rows of a pair.
+1. The reward of the run decides which response is better; the paper asks a language model.
+2. A prompt whose responses all have the same reward yields no pair and is skipped.
+3. Each row stores its partner's half of m from when the samples were collected. For the first mini-batch of a
+   step, the gradient is half that of the paper, because the mean is over the two rows of a pair.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ExampleDPOConfig(EpochsConfig):
     """Settings, typed as algorithm.beta=0.5."""
 
     beta: float = 0.1
-    """How strongly the reference holds the policy."""
+    """Strength of the pull towards the reference."""
 
     def __post_init__(self) -> None:
         EpochsConfig.__post_init__(self)
@@ -38,7 +38,7 @@ class ExampleDPOConfig(EpochsConfig):
 
 
 class ExampleDPO(Epochs):
-    """Best against worst; `update`, epochs of mini-batches, is that of the base class."""
+    """Direct preference optimisation on the best and the worst response; the base class provides `update`."""
 
     Config = ExampleDPOConfig
     compares_samples = True
@@ -54,7 +54,7 @@ class ExampleDPO(Epochs):
         return {"actor": ["ref_log_probs", "partner", "sign"]}
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Generate, score, pair; log-probs of both models only for the pairs."""
+        """Generate, score, form pairs, and compute log-probs of both models for the pairs only."""
         samples = roles.score(roles.generate(prompts))
         rows, partner = best_and_worst(*samples.fetch("reward", "group_id"))
         pairs = samples.take(rows)
@@ -66,7 +66,7 @@ class ExampleDPO(Epochs):
         return pairs.with_rows(partner=gap[partner], sign=sign).balance(roles.actor.dp_size)
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """[B] terms: the row's own half of the margin moves, its partner's stands still."""
+        """Return the loss terms, [B]; the gradient flows through the row's own half of the margin only."""
         assert out.log_probs is not None, "the actor's outputs have log-probs"
         gap = batch.per_row(torch.where(batch["loss_mask"], out.log_probs - batch["ref_log_probs"], 0.0))
         margin = self.config.beta * batch["sign"] * (gap - batch["partner"])
@@ -75,7 +75,7 @@ class ExampleDPO(Epochs):
 
 
 def best_and_worst(reward: torch.Tensor, group_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows best, worst, best, worst, … of the groups whose rewards differ, and the place of each one's partner."""
+    """Return rows best, worst, best, worst, … of groups with variance, and the index of each row's partner."""
     rows = []
     for group in sorted(set(group_id.tolist())):
         members = (group_id == group).nonzero().squeeze(1)
@@ -85,6 +85,6 @@ def best_and_worst(reward: torch.Tensor, group_id: torch.Tensor) -> tuple[torch.
 
 
 def reference_gap(batch: Batch) -> Batch:
-    """Row column `gap`: log p - log p_ref of each response. Runs next to the data."""
+    """Compute the row column `gap`, log p - log p_ref of each response; runs next to the data."""
     gap = torch.where(batch["loss_mask"], batch["log_probs"] - batch["ref_log_probs"], 0.0)
     return Batch.of(lengths=batch.lengths, rows={"gap": batch.per_row(gap)})

@@ -5,7 +5,7 @@
     tool       714
     assistant  714
 
-The reward is 1 when the last number of the answer is that of the column `answer`, else 0. Use it:
+The reward is 1 if the last number of the answer equals the column `answer`, else 0. Usage:
 
     rlcore train environment=calculator model.path=DIR data.train=problems.jsonl
 """
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 def calculate(expression: str) -> str:
-    """Compute an arithmetic expression of numbers with + - * / and brackets.
+    """Compute an arithmetic expression of numbers with + - * / and parentheses.
 
     Args:
         expression: Such as "(3+4)*5".
@@ -43,7 +43,7 @@ def _value(node: ast.expr) -> float:
         return result
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
-    raise ValueError(f"{ast.unparse(node)} is no arithmetic")
+    raise ValueError(f"{ast.unparse(node)} is not arithmetic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class CalculatorConfig:
     """Settings, typed as environment.tolerance=0.01."""
 
     tolerance: float = 0.0
-    """Largest difference that is still right."""
+    """Largest difference between a right answer and the exact result."""
 
 
 class Calculator(ToolEnvironment):
-    """One problem: the row's prompt, any number of calculations, and an answer."""
+    """Environment for one problem: the row's prompt, any number of calculations, and an answer."""
 
     Config = CalculatorConfig
     tools = (calculate,)
@@ -66,7 +66,7 @@ class Calculator(ToolEnvironment):
 
 
 def called(expression: str) -> str:
-    """A call of the calculator, as a model writes it. Example: called("3+4")"""
+    """Return the text of a calculator call, as a model writes it. Example: called("3+4")"""
     return f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{expression}"}}}}</tool_call>'
 
 
@@ -78,4 +78,4 @@ EXAMPLES = [
     (_ROW, ["714"], 1.0),
     (_ROW, ["many"], 0.0),
 ]
-"""Rows, what the model writes turn by turn, and the reward of the episode; for `rlcore check` and the contract test."""
+"""Rows, responses and the reward of the episode; used by `rlcore check` and the contract test."""

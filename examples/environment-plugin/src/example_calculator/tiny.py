@@ -1,7 +1,7 @@
-"""A tiny model for this environment, made on the spot:  python -m example_calculator.tiny tiny
+"""A tiny model for this environment, created with:  python -m example_calculator.tiny tiny
 
-It has seen demonstrations: how a call of the calculator looks, which numbers go into it, that an answer is what the tool
-said. In each of them the operator was drawn at random. Which one a problem asks for is left to the reward.
+Its demonstrations teach the format of a call, which numbers it needs, and to answer with the tool's result.
+Their operators are random: the model learns from the reward which operator a problem needs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from example_calculator import calculate, called
 PROBLEMS = {"+": "{a} pears and {b} more", "-": "{a} pears, {b} eaten", "*": "{a} bags of {b} pears"}
 
 _CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=,.:?"
-_ENOUGH = 0.115
-"""Nats per token. An operator at random, one token in twelve, costs 0.09."""
+_TARGET_LOSS = 0.115
+"""Nats per token; the random operator, one token in twelve, costs 0.09."""
 _MAX_STEPS = 3000
 _SPECIAL = ("<pad>", "<eos>", "<system>", "<user>", "<assistant>", "<tool>")
 _TEMPLATE = (
@@ -32,7 +32,7 @@ _TEMPLATE = (
 def make(directory: Path, *, seed: int = 0) -> Path:
     """Write model/, train.jsonl and eval.jsonl below `directory`."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # such small matrices are slower with two
+    torch.set_num_threads(1)  # more threads are slower for such small matrices
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     model = _model(len(tokenizer), tokenizer)
@@ -48,15 +48,15 @@ def make(directory: Path, *, seed: int = 0) -> Path:
 
 
 def _problems(held_out: int, count: int) -> list[tuple[int, int, str]]:
-    """Problems of two numbers of two digits; every ninth pair is held out."""
-    drawn = torch.randint(10, 100, (9 * count * 2, 2)).tolist()
-    pairs = [(a, b) for a, b in drawn if ((7 * a + b) % 9 == 0) == bool(held_out)][:count]
+    """Make problems with two two-digit numbers; one pair of numbers in nine is held out."""
+    numbers = torch.randint(10, 100, (9 * count * 2, 2)).tolist()
+    pairs = [(a, b) for a, b in numbers if ((7 * a + b) % 9 == 0) == bool(held_out)][:count]
     signs = torch.randint(3, (count,)).tolist()
     return [(a, b, list(PROBLEMS)[sign]) for (a, b), sign in zip(pairs, signs, strict=True)]
 
 
 def _tokenizer() -> Qwen2Tokenizer:
-    """A character is a token, and so are the roles and both ends of a call."""
+    """Make a tokenizer with one token for each character, for each role, and for both ends of a call."""
     words = [*_SPECIAL, *_CHARACTERS.replace(" ", "Ġ")]
     tokenizer = Qwen2Tokenizer(
         vocab={word: index for index, word in enumerate(words)},
@@ -91,7 +91,7 @@ def _model(vocab_size: int, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def _teach(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> None:
-    """Demonstrations whose operators mean nothing, until all but the operators is learned; the loss is on what is said."""
+    """Train on demonstrations with random operators, without prompts, until all but the operators is learned."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
     all_ids, all_labels = _demonstrations(tokenizer, 4096)
     mean = 3.0
@@ -105,7 +105,7 @@ def _teach(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> None:
         mean = 0.95 * mean + 0.05 * loss.item()
         if step % 100 == 0:
             print(f"making the model, step {step}, loss {mean:.3f}")
-        if mean < _ENOUGH:
+        if mean < _TARGET_LOSS:
             return
     raise RuntimeError(f"the demonstrations were not learned in {_MAX_STEPS} steps; try another seed")
 
@@ -113,23 +113,23 @@ def _teach(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> None:
 def _demonstrations(tokenizer: Qwen2Tokenizer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows = []
     for a, b, sign in _problems(0, count):
-        drawn = list(PROBLEMS)[int(torch.randint(3, ()))]
-        expression = f"{a}{drawn}{b}"
+        operator = list(PROBLEMS)[int(torch.randint(3, ()))]
+        expression = f"{a}{operator}{b}"
         question = [{"role": "user", "content": PROBLEMS[sign].format(a=a, b=b)}]
-        said = [called(expression), calculate(expression)]
+        responses = [called(expression), calculate(expression)]
         between = f"<tool>{calculate(expression)}<eos><assistant>"
         begin = tokenizer.apply_chat_template(question, tools=[calculate], add_generation_prompt=True, tokenize=False)
-        parts = [(begin, False), (said[0] + "<eos>", True), (between, False), (said[1] + "<eos>", True)]
-        ids = [(token, seen) for text, seen in parts for token in tokenizer(text)["input_ids"]]
+        parts = [(begin, False), (responses[0] + "<eos>", True), (between, False), (responses[1] + "<eos>", True)]
+        ids = [(token, trained) for text, trained in parts for token in tokenizer(text)["input_ids"]]
         rows.append(ids)
     longest = max(map(len, rows))
     input_ids = torch.zeros(count, longest, dtype=torch.int64)
     labels = torch.full((count, longest), -100)
     for i, row in enumerate(rows):
         input_ids[i, : len(row)] = torch.tensor([token for token, _ in row])
-        labels[i, : len(row)] = torch.tensor([token if seen else -100 for token, seen in row])
+        labels[i, : len(row)] = torch.tensor([token if trained else -100 for token, trained in row])
     return input_ids, labels
 
 
 if __name__ == "__main__":
-    print(f"model and problems are in {make(Path(sys.argv[1] if len(sys.argv) > 1 else 'tiny'))}")
+    print(f"wrote model and problems to {make(Path(sys.argv[1] if len(sys.argv) > 1 else 'tiny'))}")

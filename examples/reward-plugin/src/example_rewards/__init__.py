@@ -2,7 +2,8 @@
 
     rlcore train preset=quickstart reward=ascending
 
-and, for rows such as {"prompt": "Use 3, 5 and 7 to make 26.", "numbers": [3, 5, 7], "target": 26}, reward=countdown.
+and, for rows such as {"prompt": "Use 3, 5 and 7 to make 26.", "numbers": [3, 5, 7], "target": 26},
+reward=countdown.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from rlcore import RewardResult
 EXAMPLES = {
     "ascending": [
         ({"completion": "12345", "digits": "31254"}, 1.0),
-        ({"completion": "13245", "digits": "31254"}, 0.8),  # 1 2 4 5 rise, 4 of 5
+        ({"completion": "13245", "digits": "31254"}, 0.8),  # 1 2 4 5 are ascending: 4 of 5
         ({"completion": "11111", "digits": "31254"}, 0.0),
         ({"completion": "1234", "digits": "31254"}, 0.0),
     ],
     "Countdown": [
         ({"completion": "So 3 * 7 + 5", "numbers": [3, 5, 7], "target": 26}, 1.0),
-        ({"completion": "So 3 * 7 + 3", "numbers": [3, 5, 7], "target": 24}, 0.0),  # 3 is there once
+        ({"completion": "So 3 * 7 + 3", "numbers": [3, 5, 7], "target": 24}, 0.0),  # 3 is given only once
         ({"completion": "So 3 * 7", "numbers": [3, 5, 7], "target": 26}, 0.1),
         ({"completion": "1 / (3 - 3)", "numbers": [1, 3, 3], "target": 1}, 0.1),
         ({"completion": "I do not know", "numbers": [3, 5, 7], "target": 26}, 0.0),
     ],
 }
-"""Reward -> samples with their scores; `rlcore check` and the contract tests use them."""
+"""Reward -> samples with their scores; used by `rlcore check` and the contract tests."""
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _MAX_LENGTH = 200
 
 
 def ascending(completion: str, digits: str) -> float:
-    """Length of the longest rising part of the completion, divided by its length; 0 unless it has just these digits."""
+    """Score the length of the longest ascending subsequence, as a share; 0 unless it has exactly `digits`."""
     if sorted(completion) != sorted(str(digits)) or not completion:
         return 0.0
     tails: list[str] = []
-    """Smallest last character of a rising part of each length."""
+    """Smallest last character of an ascending subsequence of each length."""
     for character in completion:
         place = bisect_right(tails, character)
         tails[place : place + 1] = [character]
@@ -55,11 +56,11 @@ class CountdownConfig:
     """Settings, typed as reward='[{name: countdown, near: 0.2}]'."""
 
     near: float = 0.1
-    """For an expression of the right numbers with a wrong result."""
+    """Score of an expression with allowed numbers and a wrong result."""
 
 
 class Countdown:
-    """1 for an expression at the end of the completion that makes `target` of `numbers`, each used at most once."""
+    """1 if the expression at the end equals `target` and uses each of `numbers` at most once."""
 
     Config = CountdownConfig
 
@@ -67,7 +68,7 @@ class Countdown:
         self._config = config
 
     def __call__(self, completion: str, target: int, numbers: Sequence[int]) -> RewardResult:
-        """The metrics are logged as reward/countdown/form and reward/countdown/numbers."""
+        """Score the completion; metrics are logged as reward/countdown/form and reward/countdown/numbers."""
         tree = expression_at_end(completion)
         allowed = tree is not None and not numbers_of(tree) - Counter(map(int, numbers))
         score = 0.0
@@ -77,7 +78,7 @@ class Countdown:
 
 
 def expression_at_end(text: str) -> ast.expr | None:
-    """The longest arithmetic expression that the last line ends with; None when there is none."""
+    """Return the longest arithmetic expression at the end of the last line, or None."""
     line = (text.strip().splitlines() or [""])[-1][-_MAX_LENGTH:].strip(" .")
     for start in range(len(line)):
         if start and line[start - 1].isalnum():
@@ -92,20 +93,20 @@ def expression_at_end(text: str) -> ast.expr | None:
 
 
 def is_arithmetic(tree: ast.expr) -> bool:
-    """Whether it holds whole numbers and + - * / and nothing else."""
+    """Return True if the expression contains only integers and + - * /."""
     if isinstance(tree, ast.BinOp):
         return type(tree.op) in _OPERATORS and is_arithmetic(tree.left) and is_arithmetic(tree.right)
     return isinstance(tree, ast.Constant) and type(tree.value) is int
 
 
 def numbers_of(tree: ast.expr) -> Counter[int]:
-    """The numbers in an expression, with how often each is there."""
+    """Count the numbers in an expression."""
     constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return Counter(constant for constant in constants if isinstance(constant, int))
 
 
 def value(tree: ast.expr) -> Fraction | None:
-    """Its exact value; None when it divides by zero."""
+    """Return the exact value of an expression, or None for a division by zero."""
     if isinstance(tree, ast.BinOp):
         left, right = value(tree.left), value(tree.right)
         if left is None or right is None or (isinstance(tree.op, ast.Div) and right == 0):
