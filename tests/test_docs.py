@@ -1,4 +1,4 @@
-"""The pages for authors: their snippets are files that run, their commands exist, the reference is that of the code."""
+"""The guides for plugin authors: snippets are files that run, commands exist, and the reference matches the code."""
 
 import importlib.util
 import re
@@ -41,13 +41,13 @@ def blocks(language):
 
 
 def commands():
-    """Every line `rlcore …` of the pages, without its remark."""
+    """Return every line `rlcore …` of the pages, as words without the trailing comment."""
     lines = [(page, line) for page, _, _, text in blocks("") for line in text.splitlines()]
     return [(page, shlex.split(line, comments=True)) for page, line in lines if line.startswith("rlcore ")]
 
 
 @pytest.mark.parametrize(("page", "how", "path", "text"), blocks("python"))
-def test_every_snippet_is_a_file_or_a_part_of_one(page, how, path, text):
+def test_every_snippet_is_a_file_or_part_of_a_file(page, how, path, text):
     assert how, f"a snippet of {page} names no file: {text[:60]}"
     if how == "file":
         assert (ROOT / path).read_text() == text
@@ -55,14 +55,14 @@ def test_every_snippet_is_a_file_or_a_part_of_one(page, how, path, text):
         assert text in (ROOT / path).read_text()
 
 
-def test_every_snippet_file_is_shown():
+def test_every_snippet_file_is_part_of_a_page():
     shown = {path for _, how, path, _ in blocks("python") if how == "file"}
 
     assert shown == {f"docs/snippets/{file.name}" for file in (DOCS / "snippets").glob("*.py")}
 
 
 @pytest.mark.parametrize("page", [*PAGES, DOCS / "reference.md", ROOT / "README.md"], ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_targets_of_relative_links_exist(page):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
 
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
@@ -118,7 +118,7 @@ class TestSmoothGRPOOffPolicy(TestSmoothGRPO):
 
 
 class TestDice(RolloutContract):
-    """What the page says that it lacks is left out."""
+    """Without the tests of features that the page lists as missing."""
 
     test_a_stop_token_ends_a_response_and_stays_in_it = None
     test_a_stop_string_ends_a_response_and_stays_in_it = None
@@ -144,25 +144,25 @@ class TestDictionary(TestGuess):
     module, name = "tools", "Dictionary"
 
 
-def test_the_page_says_what_the_smallest_engine_lacks():
+def test_the_page_lists_the_missing_features_of_the_smallest_engine():
     text = (DOCS / "writing-an-engine.md").read_text()
 
     assert "it takes any weights, ends at no stop token, and its log-probs are not those of the model" in text
 
 
-def test_the_whole_algorithm_has_under_a_hundred_lines():
+def test_the_complete_algorithm_has_under_a_hundred_lines():
     source = ROOT / "examples" / "algorithm-plugin" / "src" / "example_dpo" / "__init__.py"
 
     assert len(source.read_text().splitlines()) < 100
 
 
-def test_the_reference_is_that_of_the_code():
+def test_the_reference_matches_the_code():
     make = load(DOCS / "make_reference.py")
 
     assert (DOCS / "reference.md").read_text() == make.reference(), "type  python docs/make_reference.py"
 
 
-def test_the_list_of_contract_tests_and_their_mutants_is_that_of_the_code():
+def test_the_list_of_contract_tests_and_mutants_matches_the_code():
     make = load(DOCS / "make_reference.py")
 
     assert make.CONTRACTS.read_text() == make.contracts(), "type  python docs/make_reference.py"

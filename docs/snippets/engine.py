@@ -1,4 +1,4 @@
-"""An engine without a model: every token is as likely as any other. It shows the protocol, not how to be fast."""
+"""An engine without a model: all tokens have the same probability. It shows the protocol, not performance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlcore.protocols import ModelConfig, RolloutContext
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiceConfig:
     sides: int = 20
-    """Tokens are drawn from the first so many."""
+    """Number of token ids to sample from."""
 
 
 class Dice:
@@ -36,7 +36,7 @@ class Dice:
             if len(request.prompt_ids) >= self._room:
                 raise SampleError(f"request {request.request_id}: its prompt fills all {self._room} tokens")
         for request in requests:
-            dice = random.Random(request.seed)  # a seed fixes the response, whatever the neighbours
+            dice = random.Random(request.seed)  # the response depends on its seed only
             room = min(request.sampling.max_response_tokens, self._room - len(request.prompt_ids))
             token_ids = [dice.randrange(self._sides) for _ in range(room)]
             yield Sample(
@@ -49,7 +49,7 @@ class Dice:
 
     def load_weights(self, weights: Iterator[tuple[str, Any]], version: int) -> None:
         for _ in weights:
-            pass  # a model would copy each tensor, and raise for one that is missing or unknown
+            pass  # a model would copy each tensor, and raise if one is missing or unknown
         self._version = version
 
     def sleep(self) -> None: ...

@@ -1,4 +1,4 @@
-"""An environment: the model guesses the number in the column `secret`, and is told whether it is higher or lower."""
+"""An environment: the model guesses the number in the column `secret`, with hints whether it is higher or lower."""
 
 import re
 from typing import Any
@@ -20,7 +20,7 @@ class Guess:
             return Step(reward=1.0, done=True)
         if completion.last:
             return Step(reward=0.0, done=True)
-        hint = "A number, please." if not found else "Lower." if int(found[-1]) > self.secret else "Higher."
+        hint = "Please give a number." if not found else "Lower." if int(found[-1]) > self.secret else "Higher."
         return Step(messages=[{"role": "user", "content": hint}])
 
 

@@ -1,4 +1,4 @@
-"""A class: settings in `Config`, and what else was seen as metrics."""
+"""A reward as a class, with settings in `Config` and a metric."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""An environment with a tool: the model may look a word up before it answers."""
+"""An environment with a tool: the model may look up a word before it answers."""
 
 from rlcore_environments.tools import ToolEnvironment
 
@@ -6,10 +6,10 @@ WORDS = {"kilo": "a thousand", "mega": "a million"}
 
 
 def look_up(word: str) -> str:
-    """Look up what a word means.
+    """Look up the meaning of a word.
 
     Args:
-        word: In small letters.
+        word: The word in lower case.
     """
     return WORDS[word]
 
