@@ -1,4 +1,4 @@
-"""Shared by the tests of this plugin."""
+"""Fixtures shared by the tests of this plugin."""
 
 import os
 

@@ -1,7 +1,8 @@
-"""Peak memory of a training step on one of many ranks: no tensor has memory, and no other rank exists.
+"""Peak memory of a training step on one of many ranks, with fake tensors and no other ranks.
 
-The real backend is built, runs forward and backward through FSDP's hooks and makes an optimizer step; torch's memory tracker
-counts every storage. Left out: reading the weights, the comparison of packed samples, and the gradient norm, which need values.
+The real backend is built and runs forward, backward (through FSDP's hooks) and an optimiser step, while torch's memory
+tracker counts every storage. Loading weights, comparing packed samples and the gradient norm need values and are left
+out.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 
 NUM_TOKENS = 2
-"""Few, as activations are not to count."""
+"""Tokens of a micro-batch; few, so that activations are negligible."""
 
 
 def peak_bytes(path, world_size, *, trained=True, precision="bfloat16", **settings):
@@ -34,13 +35,13 @@ def peak_bytes(path, world_size, *, trained=True, precision="bfloat16", **settin
             optimizer=OptimizerConfig(),
             context=BackendContext(world_size=world_size, trained=trained),
         )
-        packed = backend._packed.requires_grad_(True)  # the tracker puts hooks on parameters, of frozen models too
+        packed = backend._packed.requires_grad_(True)  # the tracker adds hooks to parameters, also of frozen models
         backend._plan = lambda batch: [[0], [0], [0]]
         batch = mock.MagicMock(num_tokens=NUM_TOKENS)
         tracker = MemTracker()
 
         def outputs(batch, temperature):
-            tracker.reset_mod_stats()  # it follows a module through one forward pass only
+            tracker.reset_mod_stats()  # the tracker supports one forward pass per module
             found = packed(lambda: packed.head(packed.hidden(ids, layout), ids, 1.0))
             return found, found.sum() * 0.0
 
@@ -55,7 +56,7 @@ def peak_bytes(path, world_size, *, trained=True, precision="bfloat16", **settin
 
         backend._outputs = outputs
         with mode:
-            step()  # makes the optimizer's state, and DTensor's own fake tensors, which the tracker would count
+            step()  # creates the optimiser state, and DTensor's own fake tensors, which the tracker would count
             tracker.track_external(packed, *(backend._optimizer._all if trained else ()))
             with tracker:
                 step()
@@ -65,7 +66,7 @@ def peak_bytes(path, world_size, *, trained=True, precision="bfloat16", **settin
 
 @contextlib.contextmanager
 def fake_process_group(world_size):
-    """A process group of `world_size` whose collectives do nothing."""
+    """Provide a process group of `world_size` whose collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         with mock.patch.object(dist, "new_group", return_value=dist.group.WORLD):
@@ -76,7 +77,7 @@ def fake_process_group(world_size):
 
 @contextlib.contextmanager
 def without_values(mode):
-    """Build models under `mode`, and leave out what reads values."""
+    """Build models under `mode`, without the functions that read values."""
     build, model = rlcore_fsdp.model.build, rlcore_fsdp.model
 
     def fake_build(*args):
@@ -97,7 +98,7 @@ def without_values(mode):
 
 
 def main(rank, world, directory, path, case):
-    """Return `peak_bytes`; for `run_ranks`, as the test's own process may have a process group already."""
+    """Return `peak_bytes`; called by `run_ranks`, because the test's own process may have a process group already."""
     dist.destroy_process_group()
     try:
         return peak_bytes(path, **case)

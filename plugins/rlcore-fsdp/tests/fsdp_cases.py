@@ -1,4 +1,4 @@
-"""The backend and its oracle for tests: `local`, with adapters where they are asked for."""
+"""The backend under test and its oracle: `local`, optionally with adapters."""
 
 from rlcore_fsdp import FSDPBackend, FSDPConfig, lora
 
@@ -8,11 +8,11 @@ from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore.testing.training import GENTLE, whole_weights
 
 PRELOAD = ("torch.distributed.fsdp", "rlcore_fsdp", "rlcore.testing.training")
-"""What the processes of ranks import once for all."""
+"""Modules that the processes of all ranks import once."""
 
 
 def make_fsdp(path, *, config=None, optimizer=GENTLE, context=None, **model):
-    """An `fsdp` backend; `config` and `context` are fields, `model` are fields of ModelConfig."""
+    """Create an `fsdp` backend; the arguments are fields of FSDPConfig, BackendContext and ModelConfig."""
     return FSDPBackend(
         FSDPConfig(**(config or {})),
         model=ModelConfig(path=path, **model),
@@ -22,7 +22,7 @@ def make_fsdp(path, *, config=None, optimizer=GENTLE, context=None, **model):
 
 
 def make_local(path, *, config=None, optimizer=GENTLE, context=None, **model):
-    """The oracle for the same."""
+    """Create the oracle for the same arguments."""
     settings, about = FSDPConfig(**(config or {})), BackendContext(**(context or {}))
     backend = LocalBackend(LocalConfig(), model=ModelConfig(path=path, **model), optimizer=optimizer, context=about)
     if settings.lora_rank:
@@ -35,7 +35,7 @@ def make_local(path, *, config=None, optimizer=GENTLE, context=None, **model):
 
 
 def local_weights(backend):
-    """Name -> weight of the oracle, adapters merged by peft itself."""
+    """Return name -> weight of the oracle, with adapters merged by peft."""
     import copy
 
     model = copy.deepcopy(backend._model)
@@ -48,7 +48,7 @@ def local_weights(backend):
 
 
 def fsdp_weights(backend):
-    """Name -> whole weight, the value head too; every rank calls it."""
+    """Return name -> full weight, including the value head. Collective."""
     named = whole_weights(backend)
     head = backend._packed.value_head
     return named | ({"value_head.weight": head.weight.detach().full_tensor()} if head is not None else {})

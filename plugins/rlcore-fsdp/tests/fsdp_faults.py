@@ -1,4 +1,4 @@
-"""Backends that fail on purpose, named in the settings of runs under test as `fsdp_faults.py:Name`."""
+"""Backends that fail on purpose; tests select them with `backend=fsdp_faults.py:Name`."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from rlcore_fsdp import FSDPBackend
 
 
 class DiesInStep(FSDPBackend):
-    """Rank 1 is killed in the fifth optimiser step."""
+    """Backend whose rank 1 is killed in the fifth optimiser step."""
 
     def step(self):
         if self._num_steps == 4 and self.mesh.rank == 1 and not os.environ.get("RLCORE_TEST_RESUMED"):
@@ -16,7 +16,7 @@ class DiesInStep(FSDPBackend):
 
 
 class DiesWhileSaving(FSDPBackend):
-    """Rank 1 is killed when the second checkpoint is half written."""
+    """Backend whose rank 1 is killed when the second checkpoint is half written."""
 
     def save_async(self, directory):
         _die_at_the_second(directory, self.mesh.rank)
@@ -24,7 +24,7 @@ class DiesWhileSaving(FSDPBackend):
 
 
 class DiesWhileTrainingOn(FSDPBackend):
-    """Rank 1 is killed when the second checkpoint is written and not yet complete, after a further step."""
+    """Backend whose rank 1 is killed one step after the second checkpoint was written, before it is complete."""
 
     def save_async(self, directory):
         saving = super().save_async(directory)

@@ -1,4 +1,4 @@
-"""What is particular to this backend in one process: packing, adapters, precision, what it says about bad input."""
+"""Features of this backend in one process: packing, adapters, precision, and errors for bad input."""
 
 import importlib.metadata
 import json
@@ -38,7 +38,7 @@ def path(paths):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_samples_have_the_outputs_of_samples_alone(family, paths):
+def test_packed_samples_give_the_same_outputs_as_single_samples(family, paths):
     batch = make_batch()
     own = load_model(paths[family], attention="eager")
 
@@ -56,7 +56,7 @@ def test_packed_samples_have_the_outputs_of_samples_alone(family, paths):
 
 
 @pytest.mark.parametrize("head", ["token", "value"])
-def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path):
+def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_changes_no_weights(head, path):
     backend = make_fsdp(path, context={"head": head}, optimizer=OptimizerConfig(lr=0.1))
     before = fsdp_weights(backend)
 
@@ -70,7 +70,7 @@ def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp_weights(backend).items())
 
 
-def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp_path):
+def test_a_critic_loads_the_value_head_saved_with_its_model(tmp_path):
     path, batch = save_model("qwen2", tmp_path), make_batch()
     critics = {"context": {"head": "value"}}
     fresh = make_fsdp(path, **critics).forward(batch, temperature=1.0).values
@@ -84,7 +84,7 @@ def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp
 
 
 @pytest.mark.parametrize("reshard", [True, False], ids=["resharded", "kept"])
-def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(reshard, path):
+def test_a_reference_shares_the_weights_of_the_policy_with_adapters_off(reshard, path):
     batch, config = make_batch(), {"lora_rank": 2, "reshard_after_forward": reshard}
     reference = make_fsdp(path, config=config, context={"trained": False})
     policy = make_fsdp(path, config=config)
@@ -95,14 +95,14 @@ def test_a_reference_is_the_policy_without_its_adapters_and_no_second_copy(resha
 
     assert torch.equal(after, start)
     assert float((trained - start).abs().max()) > 1e-3
-    assert train(policy, batch, 1)[0][1] > 0, "the reference leaves the policy's adapters trainable"
+    assert train(policy, batch, 1)[0][1] > 0, "the policy's adapters must stay trainable"
     ours, theirs = ({p.data_ptr() for p in one._packed.parameters()} for one in (policy, reference))
     assert ours == theirs
 
 
-def test_a_policy_recomputes_activations_though_its_reference_was_made_first(path):
+def test_a_policy_recomputes_activations_if_its_reference_was_created_first(path):
     options = {"config": {"lora_rank": 2}, "gradient_checkpointing": True}
-    alone = {"seed": 16}  # models of other tests may still be there to be shared
+    alone = {"seed": 16}  # a seed of its own, so that no model of another test is shared
     reference = make_fsdp(path, context=alone | {"trained": False}, **options)
 
     policy = make_fsdp(path, context=alone, **options)
@@ -124,7 +124,7 @@ def test_two_policies_of_one_process_do_not_share_adapters(path):
     assert all(torch.equal(tensor, before[name]) for name, tensor in second.weights())
 
 
-def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
+def test_training_adapters_changes_only_the_targeted_weights(path):
     backend = make_fsdp(path, config={"lora_rank": 2, "lora_targets": ("q_proj", "v_proj")})
     before = dict(load_model(path).named_parameters())
 
@@ -135,8 +135,8 @@ def test_adapters_train_few_parameters_and_leave_the_others_alone(path):
     assert moved == expected
 
 
-def test_adapters_sent_alone_are_what_the_merged_weights_have_more(path):
-    """W + B A with the B that is sent equals the merged weight: alpha is in it."""
+def test_adapters_sent_alone_equal_the_difference_to_the_merged_weights(path):
+    """W + B A equals the merged weight, because B is sent multiplied by alpha / rank."""
     config = {"lora_rank": 2, "lora_alpha": 6.0, "lora_targets": ("q_proj", "down_proj")}
     merged, alone = (make_fsdp(path, config=config | {"lora_sync": way}) for way in ("merged", "adapters"))
     for backend in (merged, alone):
@@ -154,7 +154,7 @@ def test_adapters_sent_alone_are_what_the_merged_weights_have_more(path):
     assert not factors
 
 
-def test_bfloat16_is_near_float32_and_parameters_stay_float32(path):
+def test_bfloat16_is_close_to_float32_and_parameters_stay_float32(path):
     batch = make_batch()
     exact, rough = make_fsdp(path), make_fsdp(path, precision="bfloat16")
 
@@ -192,7 +192,7 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning"
-)  # the compiler's own
+)  # raised by the compiler
 def test_compiled_layers_give_the_same_results(tmp_path):
     path, batch = save_model("qwen2", tmp_path, num_hidden_layers=1), make_batch()
     plain, compiled = make_fsdp(path), make_fsdp(path, config={"compile": True})
@@ -220,7 +220,7 @@ def test_compiled_layers_give_the_same_results(tmp_path):
     ],
     ids=["hybrid and tensor", "context"],
 )
-def test_a_grid_that_does_not_fit_says_which_sizes_do(config, world_size, message):
+def test_a_grid_that_does_not_fit_is_refused_with_the_sizes_that_do(config, world_size, message):
     with pytest.raises(ConfigError) as refused:
         make_grid(FSDPConfig(**config), BackendContext(world_size=world_size))
 
@@ -235,9 +235,9 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(config, world_size, messag
         ({"lora_rank": -1}, "lora_rank: expected 0 or more, got -1"),
         ({"context_parallel": 2, "tensor_parallel": 2}, "context_parallel: expected 1 when tensor_parallel is above 1"),
     ],
-    ids=["nothing", "no adapters to send", "negative rank", "context and tensor"],
+    ids=["zero replicas", "no adapters to send", "negative rank", "context and tensor"],
 )
-def test_settings_that_contradict_are_refused(settings, start):
+def test_contradictory_settings_are_refused(settings, start):
     with pytest.raises(ConfigError) as refused:
         FSDPConfig(**settings)
 
@@ -245,7 +245,7 @@ def test_settings_that_contradict_are_refused(settings, start):
     assert "\nType  " in str(refused.value)
 
 
-def test_layers_that_cannot_be_found_name_the_class_and_the_setting(path):
+def test_error_for_undetected_layers_names_the_class_and_the_setting(path):
     model = load_model(path)
     model._no_split_modules = ["NoSuchLayer"]
 
@@ -260,8 +260,8 @@ def test_layers_that_cannot_be_found_name_the_class_and_the_setting(path):
 
 
 @pytest.mark.parametrize("when", ["made", "planned"])
-def test_a_wrong_place_of_the_layers_is_named(when, path):
-    with pytest.raises(ModelError, match=r"backend\.layers=model\.blocks is no list of layers of Qwen2ForCausalLM"):
+def test_a_wrong_path_of_the_layers_is_refused(when, path):
+    with pytest.raises(ModelError, match=r"backend\.layers=model\.blocks is not a list of layers of Qwen2ForCausalLM"):
         planned(path, layers="model.blocks") if when == "planned" else make_fsdp(
             path, config={"layers": "model.blocks"}
         )
@@ -269,26 +269,26 @@ def test_a_wrong_place_of_the_layers_is_named(when, path):
 
 @pytest.mark.parametrize("when", ["made", "planned"])
 @pytest.mark.parametrize("target", ["embed_tokens", "lm_head", "q_porj"])
-def test_what_takes_no_adapter_is_named_with_what_does(target, when, path):
+def test_a_module_that_cannot_have_an_adapter_is_refused_with_those_that_can(target, when, path):
     config = {"lora_rank": 2, "lora_targets": ("q_proj", target)}
 
     with pytest.raises(ConfigError) as refused:
         planned(path, **config) if when == "planned" else make_fsdp(path, config=config)
 
     assert str(refused.value) == (
-        f"lora_targets: {target} is no linear module of Qwen2ForCausalLM that takes an adapter\n"
+        f"lora_targets: {target} is not a linear module of Qwen2ForCausalLM that can have an adapter\n"
         "Type  backend.lora_targets=[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj]  or some of them"
     )
 
 
-def test_linear_modules_of_another_kind_take_no_adapters(tmp_path):
+def test_adapters_on_conv1d_modules_are_refused(tmp_path):
     import transformers
 
     config = transformers.GPT2Config(vocab_size=61, n_embd=32, n_head=4, n_layer=1, n_positions=64)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
 
     with pytest.raises(
-        ConfigError, match=r"all-linear is no linear module of GPT2LMHeadModel.*\nType  backend.lora_rank=0"
+        ConfigError, match=r"all-linear is not a linear module of GPT2LMHeadModel.*\nType  backend.lora_rank=0"
     ):
         planned(str(tmp_path), lora_rank=2)
 
@@ -298,7 +298,7 @@ def test_linear_modules_of_another_kind_take_no_adapters(tmp_path):
     [(3, "tensor_parallel=3 does not divide num_attention_heads=4"), (4, "does not divide num_key_value_heads=2")],
     ids=["heads", "key and value heads"],
 )
-def test_a_tensor_axis_that_does_not_divide_says_which_do(size, line, path):
+def test_a_tensor_axis_that_does_not_divide_is_refused_with_the_sizes_that_do(size, line, path):
     with pytest.raises(ConfigError) as refused:
         check_sizes(load_model(path).config, size)
 
@@ -306,7 +306,7 @@ def test_a_tensor_axis_that_does_not_divide_says_which_do(size, line, path):
     assert "with N one of 1, 2" in str(refused.value)
 
 
-def test_experts_are_not_cut_over_the_tensor_axis_in_silence(paths):
+def test_tensor_parallel_experts_are_refused(paths):
     class Two:
         def size(self):
             return 2
@@ -319,13 +319,13 @@ def test_experts_are_not_cut_over_the_tensor_axis_in_silence(paths):
 
 
 def planned(path, *, world_size=8, **settings):
-    """What is said before anything starts."""
+    """Return the number of data-parallel ranks, or raise what a plan raises."""
     return FSDPBackend.data_parallel(
         FSDPConfig(**settings), model=ModelConfig(path=path), world_size=world_size, device="cpu"
     )
 
 
-def test_a_plan_knows_who_shares_rows(path):
+def test_plan_counts_the_data_parallel_ranks(path):
     assert planned(path) == planned(path, replicate=4) == 8
     assert planned(path, replicate=2, tensor_parallel=2) == 4
     assert planned(path, context_parallel=2) == 4
@@ -340,7 +340,7 @@ def test_a_plan_knows_who_shares_rows(path):
     ],
     ids=["devices", "tensor", "context"],
 )
-def test_what_does_not_fit_is_refused_before_anything_starts(given, first, path):
+def test_sizes_that_do_not_fit_are_refused_before_anything_starts(given, first, path):
     with pytest.raises(ConfigError, match=first):
         planned(path, **given)
 
@@ -371,7 +371,7 @@ def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypa
 
 
 @pytest.mark.parametrize("make", [make_fsdp, make_local])
-def test_layers_that_pass_nothing_on_to_attention_are_refused(make, tmp_path):
+def test_layers_that_do_not_pass_packing_to_attention_are_refused(make, tmp_path):
     import transformers
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -391,9 +391,9 @@ def test_layers_that_pass_nothing_on_to_attention_are_refused(make, tmp_path):
         ((36, 36), torch.bfloat16, False),
         ((512, 512), torch.bfloat16, False),
     ],
-    ids=["it", "float32", "latent attention", "no multiple of 8", "too large"],
+    ids=["supported", "float32", "latent attention", "not a multiple of 8", "too large"],
 )
-def test_the_flash_kernel_is_used_for_heads_that_it_has(sizes, dtype, fits):
+def test_the_flash_kernel_is_used_for_the_head_sizes_it_supports(sizes, dtype, fits):
     query, value = (torch.empty(1, 2, 3, size, dtype=dtype) for size in sizes)
 
     assert fits_kernel(query, value) is fits
@@ -404,12 +404,12 @@ def test_the_flash_kernel_is_used_for_heads_that_it_has(sizes, dtype, fits):
     [
         ("missing", r"lacks \d+ weights of Qwen2ForCausalLM, the first is"),
         ("garbage", "has a damaged file"),
-        ("shape", r"has shape \[61, 32\], and its config.json wants \[70, 32\]"),
+        ("shape", r"has shape \[61, 32\], but its config.json requires \[70, 32\]"),
         ("fewer layers", r"holds 12 weights that its config.json has no place for, the first is model\.layers\.1\."),
         ("not finite", r"model\.layers\.1\.mlp\.up_proj\.weight has 1 values that are not finite\nCopy the whole"),
     ],
 )
-def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
+def test_a_damaged_model_directory_is_refused(damage, text, path, tmp_path):
     broken = Path(shutil.copytree(path, tmp_path / "broken"))
     file = broken / "model.safetensors"
     if damage == "missing":
@@ -435,7 +435,7 @@ def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
-def test_weights_that_the_model_does_not_compute_with_are_ignored(model_type, tmp_path):
+def test_stored_weights_that_the_model_does_not_use_are_ignored(model_type, tmp_path):
     make_family(model_type).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     other = {"layers.0.attention.wq.weight": torch.ones(2, 2)}
@@ -451,7 +451,7 @@ def test_weights_that_the_model_does_not_compute_with_are_ignored(model_type, tm
 
 
 @pytest.mark.parametrize("where", ["model", "loss"])
-def test_lack_of_memory_says_what_was_computed_and_what_to_lower(where, path):
+def test_out_of_memory_error_names_the_phase_and_the_setting_to_lower(where, path):
     backend, batch = make_fsdp(path, max_tokens_per_device=40), make_batch([9, 20])
 
     def exhausted(*args):
@@ -464,12 +464,12 @@ def test_lack_of_memory_says_what_was_computed_and_what_to_lower(where, path):
 
     assert str(refused.value) == (
         "cpu ran out of memory in forward and backward of a micro-batch of 29 tokens: tried to allocate 20 GiB\n"
-        "Type  model.max_tokens_per_device=14  for about half of what a micro-batch takes (a longer sample stays whole:"
-        " then backend.context_parallel=2), or  model.gradient_checkpointing=true  to keep only the borders of layers."
+        "Type  model.max_tokens_per_device=14  to halve the memory of a micro-batch (a longer sample is not split:"
+        " use  backend.context_parallel=2), or  model.gradient_checkpointing=true  to recompute the activations of layers."
     )
 
 
-def test_lack_of_memory_names_the_whole_gradient_where_it_is_held(path):
+def test_out_of_memory_error_names_reduce_gradients_if_the_full_gradient_is_held(path):
     backend, batch = make_fsdp(path, config={"reduce_gradients": "last"}), make_batch([9, 20])
 
     def exhausted(*args):
@@ -478,12 +478,10 @@ def test_lack_of_memory_names_the_whole_gradient_where_it_is_held(path):
     with pytest.raises(OutOfMemory) as refused:
         backend.forward_backward(batch, exhausted, temperature=1.0)
 
-    assert str(refused.value).endswith(
-        "\nType  backend.reduce_gradients=every  to hold a shard of the gradients instead of all of them."
-    )
+    assert str(refused.value).endswith("\nType  backend.reduce_gradients=every  to hold only a shard of the gradients.")
 
 
-def test_a_library_of_another_version_is_refused_with_the_line_to_type(path, monkeypatch):
+def test_a_library_of_another_version_is_refused_with_the_command_to_type(path, monkeypatch):
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1" if name == "torch" else real(name))
 
@@ -496,8 +494,8 @@ def test_a_library_of_another_version_is_refused_with_the_line_to_type(path, mon
     assert second.startswith("Type  pip install 'torch")
 
 
-def test_grid_selects_its_gpu_before_a_mesh_guesses_one(monkeypatch):
-    """A warning would fail this test; the CUDA device is pretended."""
+def test_grid_selects_its_gpu_before_the_mesh_guesses_one(monkeypatch):
+    """The CUDA device is faked; a warning fails this test."""
     selected = []
     handle = SimpleNamespace(
         is_initialized=lambda: bool(selected), device_count=lambda: 1, set_device=lambda device: None
@@ -516,7 +514,7 @@ def test_grid_selects_its_gpu_before_a_mesh_guesses_one(monkeypatch):
 
 
 @pytest.mark.parametrize("model_type", ["phimoe", "qwen2_moe", "gemma3_text"])
-def test_samples_longer_than_the_window_have_the_log_probs_of_the_model_itself(model_type, tmp_path):
+def test_samples_longer_than_the_window_have_the_same_log_probs_as_the_unpacked_model(model_type, tmp_path):
     own = make_family(model_type)
     own.save_pretrained(tmp_path)
     batch = make_batch([3 * WINDOW + 1, 5, 2 * WINDOW])
@@ -539,7 +537,7 @@ def test_chunked_attention_is_refused(make, tmp_path):
         make(str(tmp_path))
 
 
-def test_window_that_attention_does_not_see_is_refused(tmp_path, monkeypatch):
+def test_attention_that_ignores_the_window_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcore_fsdp.attention.window_of_mask", lambda *args, **options: None)
     make_family("phimoe", sliding_window=64).save_pretrained(tmp_path)
 
@@ -548,14 +546,14 @@ def test_window_that_attention_does_not_see_is_refused(tmp_path, monkeypatch):
 
 
 def build_on_rank(rank, world, directory, path):
-    """Return what a rank says about a weight that is not finite in the rows of the last rank."""
+    """Return the error that a rank raises for a non-finite weight in the rows of the last rank."""
     try:
         make_fsdp(path, context={"rank": rank, "world_size": world})
     except ModelError as error:
         return str(error)
 
 
-def test_every_rank_names_a_weight_that_is_not_finite_on_one_of_them(path, tmp_path):
+def test_every_rank_names_a_weight_that_is_not_finite_on_one_rank(path, tmp_path):
     broken = Path(shutil.copytree(path, tmp_path / "broken"))
     weights = load_file(broken / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][-1, 2] = float("inf")

@@ -1,4 +1,4 @@
-"""Checkpoints: from two ranks to one and four, exact on as many, written while training goes on, refused when broken."""
+"""Checkpoints: resumed on two ranks exactly and on one and four, written in the background, refused when damaged."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def shares(dp_rank, dp_size):
 
 
 def write_and_go_on(rank, world, directory, path):
-    """Train, save, train; the checkpoint is being written while the last steps run."""
+    """Train, save, train; the checkpoint is written while the last steps run."""
     batch, report = make_batch(), {}
     for kind, config in KINDS.items():
         backend = make_fsdp(path, config=config, context={"rank": rank, "world_size": world, "seed": 3})
@@ -51,7 +51,7 @@ def write_and_go_on(rank, world, directory, path):
 
 
 def read_and_go_on(rank, world, directory, path, source, kinds):
-    """Load another world's checkpoint into a fresh backend and train on."""
+    """Load a checkpoint of another world size into a new backend and continue training."""
     batch, report = make_batch(), {}
     for kind in kinds:
         config = KINDS[kind] if world > 1 else {k: v for k, v in KINDS[kind].items() if k != "tensor_parallel"}
@@ -72,7 +72,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(path, tmp_path_factory):
-    """(reports of two ranks, directory with one checkpoint for each kind)"""
+    """Reports of two ranks, and a directory with one checkpoint of each kind."""
     directory = tmp_path_factory.mktemp("written")
     return run_ranks(2, write_and_go_on, directory, path, preload=PRELOAD, timeout_s=300), directory
 
@@ -96,7 +96,7 @@ def resumed(path, written, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_many_ranks_go_on_with_the_same_bits(kind, written, resumed):
+def test_the_same_number_of_ranks_resumes_bit_for_bit(kind, written, resumed):
     reports, directory = resumed(2)
 
     for rank in range(2):
@@ -108,7 +108,7 @@ def test_as_many_ranks_go_on_with_the_same_bits(kind, written, resumed):
 
 @pytest.mark.parametrize("world", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_number_of_ranks_goes_on_the_same(kind, world, written, resumed):
+def test_another_number_of_ranks_resumes_with_close_results(kind, world, written, resumed):
     tolerance = 5e-3 if kind == "muon" else 2e-5  # Muon orthogonalises in bfloat16
     reports, directory = resumed(world)
 
@@ -122,7 +122,7 @@ def test_another_number_of_ranks_goes_on_the_same(kind, world, written, resumed)
         torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=0)
 
 
-def test_a_checkpoint_is_none_until_every_rank_has_written(written):
+def test_a_checkpoint_is_incomplete_until_every_rank_has_written(written):
     reports, directory = written
 
     assert [report["dense"]["complete_at_once"] for report in reports] == [False, False]
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_none_until_every_rank_has_written(written):
     assert suffixes == {".json", ".safetensors"}
 
 
-def test_adapters_alone_are_in_the_checkpoint_of_adapters(written):
+def test_a_checkpoint_of_adapters_contains_adapters_only(written):
     state = json.loads((written[1] / "adapters" / "backend.json").read_text())
 
     assert state["tensors"]
@@ -146,7 +146,7 @@ def backend(path):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "glm4_moe"])
-def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
+def test_an_exported_model_has_the_same_logits(family, tmp_path):
     path, target = save_model(family, tmp_path / "model"), tmp_path / "exported"
     backend, batch = make_fsdp(path), make_batch([9])
     train(backend, batch, 2)
@@ -165,7 +165,7 @@ def test_export_gives_a_model_with_the_same_logits(family, tmp_path):
 
 
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 2}], ids=["dense", "adapters"])
-def test_export_of_a_critic_has_its_values(config, path, tmp_path):
+def test_an_exported_critic_has_the_same_values(config, path, tmp_path):
     critic, context = make_fsdp(path, config=config, context={"head": "value"}), {"head": "value", "seed": 1}
     train(critic, make_batch(), 2)
     checkpoint, target = tmp_path / "checkpoint", tmp_path / "exported"
@@ -182,7 +182,7 @@ def test_export_of_a_critic_has_its_values(config, path, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])  # gemma2 has no sdpa
-def test_export_of_adapters_merges_them_and_keeps_them_for_peft(family, tmp_path):
+def test_export_writes_the_merged_model_and_adapters_for_peft(family, tmp_path):
     peft = pytest.importorskip("peft")
     path = save_model(family, tmp_path / "model")
     backend, batch = make_fsdp(path, config={"lora_rank": 2, "lora_alpha": 6.0}), make_batch([9])
@@ -218,7 +218,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(backend, t
 
 
 @pytest.mark.parametrize("other", ["alpha", "base", "moved"])
-def test_adapters_of_another_base_or_alpha_are_refused(other, path, tmp_path):
+def test_adapters_of_another_base_model_or_alpha_are_refused(other, path, tmp_path):
     config, options = {"lora_rank": 2, "lora_alpha": 2.0}, {}
     backend, checkpoint = make_fsdp(path, config=config), tmp_path / "checkpoint"
     train(backend, make_batch(), 1)
@@ -227,7 +227,7 @@ def test_adapters_of_another_base_or_alpha_are_refused(other, path, tmp_path):
     if other == "alpha":
         options, message = {"lora_alpha": 8.0}, r"adapters with lora_alpha=2 and not 8"
     elif other == "base":
-        path, message = save_model("qwen3", tmp_path / "other"), r"adapters of the weights in .*other has others"
+        path, message = save_model("qwen3", tmp_path / "other"), r"adapters for the weights in .*other has others"
     else:
         path = str(shutil.copytree(path, tmp_path / "moved"))
     reader = make_fsdp(path, config=config | options, context={"seed": 5})
@@ -253,7 +253,7 @@ def test_a_checkpoint_of_another_class_is_refused(backend, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off", "no state", "garbage"])
-def test_a_damaged_checkpoint_names_the_file_and_changes_nothing(damage, written, path, tmp_path, backend):
+def test_a_damaged_checkpoint_is_refused_with_the_file_and_changes_nothing(damage, written, path, tmp_path, backend):
     directory = tmp_path / "checkpoint"
     shutil.copytree(written[1] / "dense", directory)
     shard = sorted((directory / "shards").iterdir())[-1]

@@ -1,4 +1,4 @@
-"""The contract of backends at world size 1."""
+"""The contract tests of backends at world size 1."""
 
 import pytest
 from rlcore_fsdp import FSDPBackend, FSDPConfig

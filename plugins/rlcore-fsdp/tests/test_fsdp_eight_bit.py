@@ -1,4 +1,4 @@
-"""AdamW with moments in 8 bits: near AdamW, exact resume on as many ranks, near on another number."""
+"""AdamW with 8-bit moments: close to AdamW; exact resume on the same number of ranks, close on another number."""
 
 import importlib.metadata
 
@@ -14,12 +14,12 @@ from rlcore.testing.training import make_batch, save_model, shares, train
 
 CODED = {"optimizer": "adamw_8bit"}
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_key_value_heads": 4, "num_hidden_layers": 1}
-"""Half a matrix has 8,192 values, which are coded; half an embedding has fewer than 4,096, which are not."""
+"""Sizes at which half a matrix has 8,192 values (quantised), and half an embedding fewer than 4,096 (not quantised)."""
 STEPS = 3
 
 
 def moment_bytes(backend):
-    """Of the moments of this rank."""
+    """Return the codes of this rank's moments."""
     total = 0
     for _, _, value in backend._optimizer._state():
         local = eight_bit.local_part(value)
@@ -54,7 +54,7 @@ def total_losses(reports, name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")  # torchao's
-def test_training_is_near_adamw_and_goes_on_from_a_checkpoint(tmp_path):
+def test_training_is_close_to_adamw_and_resumes_from_a_checkpoint(tmp_path):
     pytest.importorskip("torchao")
     path = save_model("qwen2", tmp_path / "model", **SIZES)
 
@@ -84,7 +84,7 @@ def parameter():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(("key", "lowest"), [("exp_avg", -3.0), ("exp_avg_sq", 0.0)])
-def test_codes_come_back_bit_for_bit(key, lowest, parameter):
+def test_codes_are_restored_bit_for_bit(key, lowest, parameter):
     moment = eight_bit.new_moment(parameter, signed=key == "exp_avg")
     moment.copy_(torch.empty(64, 128).uniform_(lowest, 1.0, generator=torch.Generator().manual_seed(0)))
 
@@ -99,7 +99,7 @@ def test_codes_come_back_bit_for_bit(key, lowest, parameter):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("of", ["other ranks", "another optimiser"])
-def test_values_whose_blocks_lie_elsewhere_are_coded_anew(of, parameter):
+def test_values_with_other_blocks_are_quantised_again(of, parameter):
     values = torch.rand(64, 128, generator=torch.Generator().manual_seed(0))
     scales = {"exp_avg_sq_scale": torch.arange(1.0, 65.0)[:, None].expand(64, 128)}
     state = {"exp_avg_sq": values} | (scales if of == "other ranks" else {})
@@ -114,7 +114,7 @@ def planned(path):
 
 
 @pytest.mark.parametrize("when", ["planned", "made"])
-def test_without_torchao_the_error_says_what_to_install(when, tmp_path, monkeypatch):
+def test_error_without_torchao_names_the_package_to_install(when, tmp_path, monkeypatch):
     path, real = save_model("qwen2", tmp_path), importlib.metadata.version
 
     def version(name):

@@ -1,4 +1,4 @@
-"""What needs a CUDA device: the contract there, the variable-length kernel, pinned host memory, a device given back."""
+"""Tests that need a CUDA device: the backend contract, the variable-length kernel, pinned host memory, offload."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("window", [None, 3], ids=["whole", "window"])
-def test_the_flash_kernel_gives_what_the_buckets_give(window):
+def test_the_flash_kernel_gives_the_same_outputs_as_the_buckets(window):
     generator = torch.Generator("cuda").manual_seed(0)
     draw = lambda heads: torch.randn(  # noqa: E731
         1, heads, sum(LENGTHS), 64, device="cuda", dtype=torch.bfloat16, generator=generator
@@ -49,7 +49,7 @@ def test_the_flash_kernel_gives_what_the_buckets_give(window):
     torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
 
 
-def test_bfloat16_trains_near_float32(path):
+def test_training_in_bfloat16_is_close_to_float32(path):
     batch = make_batch().to("cuda:0")
     exact, rough = (make_fsdp(path, context=ON_GPU, precision=kind) for kind in ("float32", "bfloat16"))
 
@@ -58,7 +58,7 @@ def test_bfloat16_trains_near_float32(path):
     assert [row[0] for row in found] == pytest.approx([row[0] for row in expected], rel=0.1, abs=0.1)
 
 
-def test_offload_gives_the_memory_back(path):
+def test_offload_frees_the_device_memory(path):
     backend, batch = make_fsdp(path, context=ON_GPU), make_batch().to("cuda:0")
     train(backend, batch, 1)
     parameters = sum(p.numel() * p.element_size() for p in backend._names)
@@ -84,7 +84,7 @@ def steps_of_a_rank(rank, world, directory, path, config):
 @pytest.mark.parametrize(
     "config", [{}, {"replicate": 2}, {"tensor_parallel": 2}, {"context_parallel": 2}, {"lora_rank": 2}], ids=str
 )
-def test_two_devices_over_nccl_equal_local_on_one(config, path, tmp_path):
+def test_two_devices_over_nccl_give_the_results_of_local_on_one(config, path, tmp_path):
     reports = run_ranks(2, steps_of_a_rank, tmp_path / "ranks", path, config, preload=PRELOAD, timeout_s=300)
 
     settings = {name: value for name, value in config.items() if name.startswith("lora")}

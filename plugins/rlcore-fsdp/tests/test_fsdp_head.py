@@ -1,4 +1,4 @@
-"""Log-probs and entropy in chunks: values and gradients of the plain way, and no logits of all tokens."""
+"""Log-probs and entropy in chunks: same values and gradients as the direct computation, without the logits of all tokens."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def plainly(hidden, weight, bias, targets, temperature, rule):
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_values_and_gradients_are_those_of_the_plain_way(rule, bias, chunk):
+def test_values_and_gradients_equal_the_direct_computation(rule, bias, chunk):
     found, expected = [], []
     for results, function in ((found, token_statistics), (expected, plainly)):
         tensors, targets = example(bias=bias)
@@ -55,7 +55,7 @@ def test_entropy_of_an_impossible_token_is_finite():
     assert entropy.tolist() == pytest.approx([0.693147], abs=1e-6)
 
 
-def test_no_tensor_as_large_as_all_logits_is_made():
+def test_no_tensor_as_large_as_all_logits_is_allocated():
     num_tokens, vocab_size = 512, 4096
     largest = 0
 

@@ -1,7 +1,7 @@
-"""The plan's bytes of a model against torch's memory tracker, on one of up to 1,024 fake ranks.
+"""The planned bytes of a model compared with torch's memory tracker, on one of up to 1,024 fake ranks.
 
-Covered: shards, gathered parameters, gradients and optimizer state. Not covered: activations, a tensor-parallel grid (its
-mesh is cut where tensors have no values), host memory, the CUDA allocator's fragments and NCCL's buffers.
+Covered: shards, gathered parameters, gradients and optimiser state. Not covered: activations, tensor parallelism (its
+mesh cannot be built from fake tensors), host memory, fragmentation of the CUDA allocator and NCCL's buffers.
 """
 
 import pytest
@@ -19,11 +19,11 @@ SHAPES = {
     "large-layers": {"vocab_size": 4096, "hidden_size": 4096, "intermediate_size": 14336},
 }
 ACTIVATIONS = 4 * 2**20
-"""More than the activations of the two tokens."""
+"""Upper bound in bytes of the activations of two tokens."""
 
 
 def save_config(directory, shape, *, tied=False):
-    """Write config.json, and return the size that a plan reads from a whole model directory."""
+    """Write config.json, and return the size that a plan reads from a complete model directory."""
     heads = {"num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 4}
     config = transformers.LlamaConfig(**SHAPES[shape], **heads, tie_word_embeddings=tied)
     config.save_pretrained(directory)

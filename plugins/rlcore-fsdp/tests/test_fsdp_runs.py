@@ -1,4 +1,4 @@
-"""Whole runs with two hosts through Ray: they learn as with `local`, and go on exactly after a rank was killed."""
+"""Complete runs with two hosts on Ray: same metrics as `local`, and exact resume after a rank was killed."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ TWO = ["runtime=ray", "pools.main.devices_per_node=2"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _quickstart_assets():
-    """Made once; kept across runs of the tests where the user's cache is."""
+    """Use the user's cache directory, so that the assets are created only once."""
     os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -32,7 +32,7 @@ def settings(directory, *more, steps=3):
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory):
-    """Arguments -> metrics of the run with backend=local in one process."""
+    """Function from arguments to the metrics of a run with backend=local in one process."""
 
     made = {}
 
@@ -54,7 +54,7 @@ def oracle(tmp_path_factory):
     ],
     ids=["grpo", "ppo with reference and critic, hybrid"],
 )
-def test_two_ranks_train_as_local_does(algorithm, more, tmp_path, oracle):
+def test_two_ranks_train_with_the_same_metrics_as_local(algorithm, more, tmp_path, oracle):
     train(settings(tmp_path, *algorithm, "backend=fsdp", *more), dry_run=False)
 
     for found, expected in zip(metrics(tmp_path), oracle(*algorithm), strict=True):
@@ -62,7 +62,7 @@ def test_two_ranks_train_as_local_does(algorithm, more, tmp_path, oracle):
 
 
 @pytest.mark.parametrize("kept", ["backend.reshard_after_forward=false", "backend.tensor_parallel=2"])
-def test_adapters_beside_their_reference_train_on_two_ranks_as_on_one(kept, tmp_path):
+def test_adapters_that_share_a_reference_train_the_same_on_two_ranks_as_on_one(kept, tmp_path):
     adapters = ["backend=fsdp", "backend.lora_rank=4", "algorithm.kl.coefficient=0.1", "optimizer.lr=1e-3"]
     for name, more in {"one": [], "two": [*TWO, kept]}.items():
         train(settings(tmp_path / name, *adapters, *more), dry_run=False)
@@ -73,7 +73,7 @@ def test_adapters_beside_their_reference_train_on_two_ranks_as_on_one(kept, tmp_
     assert found[-1]["actor/kl_to_reference"] > 1e-6, "the reference is what the policy was"
 
 
-def test_weights_of_two_ranks_travel_to_a_rollout_in_another_pool(tmp_path, oracle):
+def test_weights_of_two_ranks_are_sent_to_a_rollout_in_another_pool(tmp_path, oracle):
     ray.init(num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
     try:
         address = f"runtime.address={ray.get_runtime_context().gcs_address}"
@@ -112,7 +112,7 @@ EVERY = ["checkpoint.every_steps=2", "algorithm.minibatches=1", *TWO]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Metrics of the run in which nobody is killed."""
+    """Metrics of a run in which no rank is killed."""
     directory = tmp_path_factory.mktemp("whole")
     train(settings(directory, *EVERY, "backend=fsdp", steps=5), dry_run=False)
     return metrics(directory)
@@ -120,7 +120,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving", "DiesWhileTrainingOn"])
-def test_a_killed_rank_is_named_and_the_run_goes_on_exactly(fault, tmp_path, undisturbed):
+def test_a_killed_rank_is_named_and_the_run_resumes_exactly(fault, tmp_path, undisturbed):
     every = [*EVERY, f"backend={FAULTS}:{fault}"]
 
     killed = command(settings(tmp_path / "cut", *every, steps=5))

@@ -1,4 +1,4 @@
-"""Attention over packed samples: the variable-length flash kernel where it runs, the core's buckets elsewhere.
+"""Attention over packed samples, with the variable-length flash kernel if supported, else with rlcore's buckets.
 
 Registered with transformers as "rlcore_fsdp". Shapes: T tokens, H heads, D head size.
 """
@@ -18,11 +18,11 @@ from rlcore_fsdp.context_parallel import heads_to_tokens, tokens_to_heads
 NAME = "rlcore_fsdp"
 _HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 256
-"""Of the flash kernel."""
+"""Largest head size of the flash kernel."""
 
 
 class Layout:
-    """How the samples of one micro-batch lie, and who holds their tokens; made once, used by every layer."""
+    """Positions of the samples in one micro-batch, and the tokens that this rank holds; shared by all layers."""
 
     def __init__(
         self, lengths: Sequence[int], device: torch.device | str, context: dist.ProcessGroup | None = None
@@ -30,23 +30,23 @@ class Layout:
         self.context = context
         self._size, self._rank = (1, 0) if context is None else (context.size(), context.rank())
         self.padding = -sum(lengths) % self._size
-        """Tokens of a last sample that nobody looks at, so that the ranks of a context group have equally many."""
+        """Number of padding tokens, added as a last sample, so that all ranks of a context group hold equally many."""
         lengths = [length for length in lengths if length] + ([self.padding] if self.padding else [])
         self.packing = Packing(lengths, device)
         self.longest = max(lengths)
         self.borders = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
         self.num_tokens = sum(lengths) // self._size
-        """Tokens that this rank holds."""
+        """Number of tokens that this rank holds."""
         self.start = self.num_tokens * self._rank
-        """The first of them."""
+        """Position of this rank's first token."""
 
     @property
     def position_ids(self) -> Tensor:
-        """[1, tokens of this rank]"""
+        """Positions in their samples [1, t] of this rank's tokens."""
         return self.share(self.packing.position_ids[0])[None]
 
     def share(self, tokens: Tensor) -> Tensor:
-        """This rank's part of a [T] column, padding included."""
+        """Return this rank's part of a column [T], including padding."""
         return tokens[self.start : self.start + self.num_tokens]
 
 
@@ -64,13 +64,13 @@ def attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for transformers: query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D].
+    """Compute attention [1, T, H, D] for transformers from query [1, H, T, D], key and value [1, H_kv, T, D].
 
     Args:
-        attention_mask: the window, from `window_of_mask`; some families pass it in no other way.
+        attention_mask: the window, from `window_of_mask`; some families pass the window only this way.
     """
     if packing is None:
-        raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
+        raise TypeError("samples cannot be packed: its layers do not pass `packing` on to their attention")
     refuse_unknown(module, attention_mask, options)
     window = attention_mask if sliding_window is None else sliding_window
     if packing.context is not None:
@@ -93,13 +93,13 @@ def attention(
 
 
 def fits_kernel(query: Tensor, value: Tensor) -> bool:
-    """Whether the flash kernel has this type and these sizes of heads; heads of multi-head latent attention differ."""
+    """Return whether the flash kernel supports this type and head size; in multi-head latent attention sizes differ."""
     size = query.shape[-1]
     return query.dtype in _HALF and size == value.shape[-1] and size % 8 == 0 and size <= _LARGEST_HEAD
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None, window: int | None) -> Tensor:
-    """The kernel takes [T, H, D] and the borders of samples; (left, 0) is causal with a window, (-1, 0) without."""
+    """Call the kernel, which takes [T, H, D] and sample borders; (left, 0) is causal with a window, (-1, 0) without."""
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (states[0].transpose(0, 1).contiguous() for states in (q, k, v))
@@ -120,7 +120,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | Non
 
 
 def register(*, compiled: bool = False) -> None:
-    """Make "rlcore_fsdp" known to transformers; may be called twice. Its loops are not for the compiler."""
+    """Register the attention with transformers. Idempotent. Its loops are excluded from compilation."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

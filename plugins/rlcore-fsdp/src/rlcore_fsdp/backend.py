@@ -1,7 +1,8 @@
-"""`fsdp`: one model sharded over all devices of its pool. The same results as `local`, whatever the grid.
+"""`fsdp`: one model sharded over all devices of its pool, with the same results as `local` on every grid.
 
-Every method but `offload` is collective: ranks plan their own micro-batches and then all run as many as the longest plan
-has, the missing ones on a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
+Every method except `offload` and `reload` is collective. Each rank plans its own micro-batches; all ranks run as many as
+the longest plan has, and fill up with micro-batches of a single token whose loss is zero. Shapes: T tokens, n tokens
+under the loss.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rlcore_fsdp.model import PackedModel, build, check_fits, check_parts
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
-"""Models of this process that have adapters: a reference is the policy's own model with its adapters off."""
+"""Models of this process with adapters: a reference model is the policy's own model with its adapters off."""
 
 
 class FSDPBackend:
@@ -54,7 +55,7 @@ class FSDPBackend:
         self._packed = self._share_or_build()
         self._num_steps = 0
         self._base = checkpoint.fingerprint_of(model.path) if config.lora_rank and context.trained else 0
-        """Of the files that adapters belong to, as they were when they were read."""
+        """Fingerprint of the weights that the adapters belong to, taken when they are read."""
         names: dict[nn.Parameter, str] = {}
         if context.trained:
             self._packed.is_trained = True
@@ -74,10 +75,10 @@ class FSDPBackend:
 
     @torch.no_grad()
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
-        """Outputs of all tokens under `loss_mask`, in batch order."""
+        """Compute the outputs of all tokens under `loss_mask`, in batch order."""
         found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
         offsets = batch.offsets()
-        with self._adapters_as_they_should_be():
+        with self._without_adapters_if_frozen():
             for rows in self._plan(batch):
                 micro_batch = batch.take(rows)
                 with self._explained("forward", micro_batch.num_tokens):
@@ -87,7 +88,7 @@ class FSDPBackend:
                 where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
                 for name, column in found.items():
                     column[where.to(self._device)] = getattr(out, name)
-            self._packed.settle()  # what turns the adapters on again must find the shards
+            self._packed.settle()  # the parameters must be shards again when the adapters are turned on
         return TokenOutputs(**found)
 
     def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
@@ -104,13 +105,13 @@ class FSDPBackend:
                 if rows:
                     scalar, of_this = loss(out, micro_batch)
                     metrics.append(of_this)
-                    # FSDP averages over ranks, and a loss is to be summed
+                    # FSDP averages gradients over ranks, but losses are summed
                     total = total + scalar * self._grid.averaged_over
                 total.backward()  # type: ignore[no-untyped-call]
         return merge_metrics(metrics)
 
     def step(self) -> Metrics:
-        """Clip, optimise; a gradient that is not finite changes nothing."""
+        """Clip gradients and run the optimiser; skip the step if a gradient is not finite."""
         assert self._optimizer is not None, "step on a frozen model"
         lr = lr_at(self._optimizer_config, self._num_steps, self._context.total_steps)
         sum_over_tensor_axis(self._partial, self._grid)
@@ -126,10 +127,10 @@ class FSDPBackend:
         return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters under their Hugging Face names, gathered one at a time, adapters merged; the value head not.
+        """Yield parameters under their Hugging Face names, gathered one at a time, with adapters merged.
 
-        With precision=bfloat16 they come in bfloat16, which is what the model computes with, and half as many bytes.
-        With lora_sync=adapters, only these come, as `lora.sent_alone` says.
+        The value head is left out. With precision=bfloat16 the tensors are bfloat16, which the model computes with.
+        With lora_sync=adapters, only the adapters are sent; see `lora.sent_alone`.
         """
         parameters = dict(self._packed.model.named_parameters())
         if self._config.lora_sync == "adapters":
@@ -149,16 +150,16 @@ class FSDPBackend:
             yield lora.plain_name(name), self._cast(lora.merged(self._whole(parameter), a, b, scaling))
 
     def save(self, directory: Path) -> None:
-        """Each rank writes its shard; with adapters, only these."""
+        """Write a checkpoint, one file per rank; with adapters, the adapters only."""
         self._begin_save(directory, wait=True).finish()
         dist.barrier(group=self._save_group)
 
     def save_async(self, directory: Path) -> checkpoint.Saving:
-        """Return after a copy to host memory; training may go on. Every rank calls `finish` of the result later."""
+        """Copy to host memory and write in the background. Every rank must call `finish` on the result."""
         return self._begin_save(directory, wait=False)
 
     def load(self, directory: Path) -> None:
-        """Read everything into new tensors, and only then change anything. Any number of ranks may have written it."""
+        """Load a checkpoint written by any number of ranks; change the model only after everything has been read."""
         state = checkpoint.read_state(directory)
         fresh = {name: torch.empty_like(tensor) for name, tensor in self._kept().items()}
         checkpoint.check_same_adapters(directory, state, self._adapter(), self._model_config.path)
@@ -174,17 +175,17 @@ class FSDPBackend:
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """A Hugging Face model, a critic's with its head; of adapters the merged one, and `adapter/` as peft reads them."""
+        """Write a Hugging Face model (merged), with the head of a critic, and adapters for peft in `adapter/`."""
         checkpoint.export(source, target)
 
     @staticmethod
     def takes_turns(config: FSDPConfig) -> bool:
-        """It can leave the device, unless it lives in host memory anyway."""
+        """Return whether the model can be offloaded; with `cpu_offload` it is in host memory already."""
         return not config.cpu_offload
 
     @staticmethod
     def model_bytes(config: FSDPConfig, num_parameters: int, *, world_size: int, trained: bool) -> int:
-        """A shard of float32 parameters; gradients and moments of what is trained, adapters not counted."""
+        """Return the bytes of a shard: float32 parameters, and gradients and moments if trained; without adapters."""
         whole = trained and not config.lora_rank
         each = (10 if config.optimizer == "adamw_8bit" else 16) if whole else 4
         return 0 if config.cpu_offload else num_parameters * config.replicate // world_size * each
@@ -196,10 +197,10 @@ class FSDPBackend:
 
     @staticmethod
     def data_parallel(config: FSDPConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
-        """Devices that get rows of their own; those of one tensor or context axis share theirs.
+        """Return the number of data-parallel ranks; ranks of one tensor or context group get the same rows.
 
         Raises:
-            UserError: the pool, the model or what is installed does not fit the settings.
+            UserError: the pool, the model or an installed package does not fit the settings.
         """
         check_versions("rlcore-fsdp", "backend=fsdp", "lora" if config.lora_rank else "")
         if config.optimizer == "adamw_8bit":
@@ -226,7 +227,7 @@ class FSDPBackend:
             found = _with_adapters[key] = build(model, config, self._grid, context)
         return found
 
-    def _adapters_as_they_should_be(self) -> AbstractContextManager[None]:
+    def _without_adapters_if_frozen(self) -> AbstractContextManager[None]:
         if self._config.lora_rank and not self._context.trained:
             return lora.adapters_off(self._packed.model)
         return nullcontext()
@@ -235,7 +236,7 @@ class FSDPBackend:
         return ("log_probs", "entropy") if self._context.head == "token" else ("values",)
 
     def _plan(self, batch: Batch) -> list[list[int]]:
-        """Rows of each micro-batch; all ranks have equally many, some of them empty."""
+        """Return the rows of each micro-batch; all ranks get the same number of micro-batches, some of them empty."""
         max_tokens = self._model_config.max_tokens_per_device * self._config.context_parallel
         plan = plan_micro_batches(batch.lengths.cpu().numpy(), max_tokens)
         longest = torch.tensor([len(plan)], device=self._device)
@@ -244,11 +245,14 @@ class FSDPBackend:
         return plan + [[]] * (int(longest) - len(plan))
 
     def _outputs(self, batch: Batch, temperature: float) -> tuple[TokenOutputs, Tensor]:
-        """[T] outputs, zero outside the loss mask, and a zero with a gradient. Token i comes from the state before it."""
+        """Return outputs [T], zero outside the loss mask, and a zero with a gradient.
+
+        The output of token i is computed from the hidden state before it.
+        """
         ids, lengths = batch["input_ids"], batch.lengths.tolist()
         where = batch["loss_mask"].nonzero().squeeze(1)
         starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
-        where = where[~torch.isin(where, starts)]  # a first token has nothing before it
+        where = where[~torch.isin(where, starts)]  # no hidden state precedes the first token of a sample
         layout = Layout(lengths if len(ids) else [1], self._device, self._grid.context)
         padded = torch.nn.functional.pad(ids, (0, layout.padding if len(ids) else 1 + layout.padding))
         found, zero = self._packed(self._packed.outputs, padded, layout, where - 1, ids[where], temperature)
@@ -266,7 +270,7 @@ class FSDPBackend:
         )
 
     def _whole(self, parameter: Tensor, *, cast: bool = False) -> Tensor:
-        """All of a parameter, on the device."""
+        """Gather a parameter on the device."""
         tensor = parameter.detach()
         tensor = self._cast(tensor) if cast else tensor
         if not isinstance(tensor, DTensor):
@@ -280,7 +284,7 @@ class FSDPBackend:
         return tensor.to(torch.bfloat16) if self._model_config.precision == "bfloat16" else tensor
 
     def _kept(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the model: model.NAME -> parameter or buffer."""
+        """Return model.NAME -> parameter or buffer, for everything that a checkpoint stores."""
         if self._config.lora_rank:
             return {MODEL + name: parameter.detach() for parameter, name in self._names.items()}
         named = {MODEL + name: tensor.detach() for name, tensor in self._packed.stored().items()}
@@ -305,7 +309,7 @@ class FSDPBackend:
         return checkpoint.save(directory, tensors, state, self._save_group, wait=wait)
 
     def _adapter(self) -> dict[str, Any] | None:
-        """LoRA as a checkpoint describes it."""
+        """Return the LoRA settings that a checkpoint stores."""
         rank, alpha, targets = self._config.lora_rank, self._config.lora_alpha, list(self._config.lora_targets)
         return {"lora_rank": rank, "lora_alpha": alpha or float(rank), "lora_targets": targets} if rank else None
 
@@ -313,7 +317,7 @@ class FSDPBackend:
         return type(self._packed.model).__name__
 
     def _matrices(self) -> set[str]:
-        """What Muon is for: the matrices of the layers, neither embeddings nor output."""
+        """Return the parameters for Muon: the matrices of the layers, without embeddings and output."""
         ends = (self._packed.model.get_input_embeddings(), self._packed.model.get_output_embeddings())
         others = {id(parameter) for module in ends for parameter in module.parameters()}
         return {

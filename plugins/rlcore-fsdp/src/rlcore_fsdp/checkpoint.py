@@ -1,11 +1,11 @@
 """Sharded checkpoints with torch.distributed.checkpoint, as safetensors.
 
-    shards/shard-00001-model-00001-of-00001.safetensors …   one file per rank, each with where its parts lie
-    config.json, generation_config.json                      of the model
-    backend.json                                             what belongs to the checkpoint; written last
+    shards/shard-00001-model-00001-of-00001.safetensors …   one file per rank, with the positions of its parts
+    config.json, generation_config.json                      configuration of the model
+    backend.json                                             list of files and other state; written last
 
-Tensors are named model.NAME and optimizer.KEY.NAME. Nothing is pickled. A directory without backend.json, or that lacks a
-file named in it, is no checkpoint.
+Tensors are named model.NAME and optimizer.KEY.NAME. Nothing is pickled. A checkpoint is incomplete if backend.json, or a
+file listed in it, is missing.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ _TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a checkpoint is besides tensors: backend.json."""
+    """Contents of backend.json: everything in a checkpoint except tensors."""
 
     num_steps: int
     model_class: str
     model_path: str
-    """Where the run began; adapters need the weights from there."""
+    """Path of the model that the run started from; adapters need its weights."""
     adapter: dict[str, Any] | None = None
-    """rank, alpha and targets of LoRA."""
+    """LoRA rank, alpha and targets."""
     base: int = 0
-    """Fingerprint of the weights that adapters belong to; 0 without adapters."""
+    """Fingerprint of the weights that the adapters belong to; 0 without adapters."""
     counters: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Parameter -> what the optimiser counts for it."""
+    """Parameter -> counters of the optimiser."""
     tensors: dict[str, list[int]] = field(default_factory=dict)
-    """Name -> shape of every whole tensor."""
+    """Name -> global shape of every tensor."""
     files: dict[str, int] = field(default_factory=dict)
-    """Name -> size of every shard file."""
+    """Name -> size in bytes of every shard file."""
 
 
 class Saving:
-    """A checkpoint on its way to the disk. The tensors are those of the moment of the call, whatever comes after."""
+    """A checkpoint being written, with the tensors as they were when the save began."""
 
     def __init__(self, directory: Path, state: State, future: Future[Any] | None) -> None:
         self._directory, self._state, self._future = directory, state, future
 
     def finish(self) -> None:
-        """Wait until every rank has written; then rank 0 makes it a checkpoint."""
+        """Wait until every rank has written its file; rank 0 then writes backend.json, which completes the checkpoint."""
         if self._future is not None:
             self._future.result(timeout=_TIMEOUT_S)
         if dist.get_rank() == 0:
@@ -77,7 +77,7 @@ class Saving:
 
 
 def save(directory: Path, tensors: dict[str, Tensor], state: State, group: dist.ProcessGroup, *, wait: bool) -> Saving:
-    """Write the shards; every rank calls it. With `wait` false it returns after a copy to host memory."""
+    """Write the shards. Collective. With wait=False, return once the tensors are copied to host memory."""
     shards = directory / _SHARDS
     shards.mkdir(exist_ok=True)
     writer = HuggingFaceStorageWriter(str(shards), save_distributed=True)
@@ -89,14 +89,14 @@ def save(directory: Path, tensors: dict[str, Tensor], state: State, group: dist.
 
 
 def read_state(directory: Path) -> State:
-    """What the checkpoint is.
+    """Read backend.json and check that all shards are there.
 
     Raises:
-        ModelError: it is none, or a shard is missing or cut off.
+        ModelError: the checkpoint is incomplete or was written by another backend.
     """
     path = directory / _STATE
     if not path.is_file():
-        raise ModelError(f"{directory} is not a whole checkpoint: {_STATE} is missing\nNothing was loaded.")
+        raise ModelError(f"{directory} is an incomplete checkpoint: {_STATE} is missing\nNothing was loaded.")
     try:
         state = State(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
@@ -106,18 +106,22 @@ def read_state(directory: Path) -> State:
         found = file.stat().st_size if file.is_file() else 0
         if found != size:
             what = f"has {found} bytes instead of {size}" if found else "is missing"
-            raise ModelError(f"{directory} is not a whole checkpoint: {_SHARDS}/{name} {what}\nNothing was loaded.")
+            raise ModelError(f"{directory} is an incomplete checkpoint: {_SHARDS}/{name} {what}\nNothing was loaded.")
     return state
 
 
 def fingerprint_of(model_path: str | Path) -> int:
-    """The same wherever the weights lie."""
+    """Return a fingerprint of the weights of a model, which does not depend on the directory."""
     files = check_directory(str(model_path)).glob("*.safetensors")
     return fingerprint(path for path in files if path.name != HEAD_FILE)
 
 
 def check_same_adapters(directory: Path, state: State, adapter: Mapping[str, Any] | None, model_path: str) -> None:
-    """Raises: ModelError: what the checkpoint adds to is another model, or it adds another multiple."""
+    """Check that the adapters of a checkpoint belong to this model and have the same rank and alpha.
+
+    Raises:
+        ModelError: they do not.
+    """
     if state.adapter is None or adapter is None:
         return
     found, wanted = ({name: of[name] for name in ("lora_rank", "lora_alpha")} for of in (state.adapter, adapter))
@@ -127,17 +131,21 @@ def check_same_adapters(directory: Path, state: State, adapter: Mapping[str, Any
         )
         raise ModelError(
             f"{directory} holds adapters with {differ}\n"
-            "Give the backend settings that the run began with. Nothing was loaded."
+            "Use the backend settings that the run started with. Nothing was loaded."
         )
     if state.base and state.base != fingerprint_of(model_path):
         raise ModelError(
-            f"{directory} holds adapters of the weights in {state.model_path}, and model.path={model_path} has others\n"
-            "Give the model.path that the run began with, or a copy of it. Nothing was loaded."
+            f"{directory} holds adapters for the weights in {state.model_path}, but model.path={model_path} has others\n"
+            "Use the model.path that the run started with, or a copy of it. Nothing was loaded."
         )
 
 
 def check_same_model(directory: Path, state: State, model_class: str, tensors: Mapping[str, Tensor]) -> None:
-    """Raises: ModelError: the checkpoint is of another model."""
+    """Check that the checkpoint is of this model.
+
+    Raises:
+        ModelError: the class, the parameters or their shapes differ.
+    """
     stored = {name: shape for name, shape in state.tensors.items() if name.startswith(MODEL)}
     own = {name: list(tensor.shape) for name, tensor in tensors.items() if name.startswith(MODEL)}
     different = sorted(name for name in {*stored, *own} if stored.get(name) != own.get(name))
@@ -145,14 +153,14 @@ def check_same_model(directory: Path, state: State, model_class: str, tensors: M
         first = f": {len(different)} parameters differ, the first is {different[0]}" if different else ""
         raise ModelError(
             f"{directory} is a checkpoint of another model, {state.model_class} and not {model_class}{first}\n"
-            "Give the model.path and the backend settings that the run began with. Nothing was loaded."
+            "Use the model.path and the backend settings that the run started with. Nothing was loaded."
         )
 
 
 def read_tensors(
     directory: Path, tensors: dict[str, Tensor], group: dist.ProcessGroup | None, *, alone: bool = False
 ) -> None:
-    """Fill tensors (whole ones or DTensors) from the shards; every rank calls it, unless `alone`.
+    """Fill tensors (plain ones or DTensors) from the shards. Collective, unless `alone`.
 
     Raises:
         ModelError: a shard cannot be read.
@@ -160,7 +168,7 @@ def read_tensors(
     reader = HuggingFaceStorageReader(str(directory / _SHARDS))
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what `alone` means
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # expected with `alone`
             load_tensors(tensors, storage_reader=reader, process_group=group, no_dist=alone)
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[-1]
@@ -168,7 +176,7 @@ def read_tensors(
 
 
 def export(source: Path, target: Path) -> None:
-    """A Hugging Face model from a checkpoint, in one process without devices."""
+    """Write a Hugging Face model from a checkpoint, in one process on the CPU."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlcore_fsdp.lora import export_adapters

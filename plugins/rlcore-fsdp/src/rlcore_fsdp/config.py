@@ -10,38 +10,39 @@ from rlcore.errors import require
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSDPConfig:
-    """How one model is laid over the devices. Devices of a pool = replicate · shard · context_parallel · tensor_parallel;
-    shard is what the others leave."""
+    """Layout of one model over devices. Devices of a pool = replicate · shard · context_parallel · tensor_parallel;
+    shard follows from the other three."""
 
     replicate: int = 1
-    """Copies of the model, each sharded over its own devices (HSDP): one per node keeps the gathering inside a node."""
+    """Copies of the model, each sharded over its own devices (HSDP). One copy per node keeps all-gathers inside a node."""
     tensor_parallel: int = 1
-    """Devices that share the matrices of a layer and compute the same samples."""
+    """Number of devices that split the matrices of each layer and compute the same samples."""
     context_parallel: int = 1
-    """Devices that share the tokens of a micro-batch (Ulysses): for samples too long for one device."""
+    """Number of devices that split the tokens of a micro-batch (Ulysses), for samples too long for one device."""
     reshard_after_forward: bool = True
-    """Free a layer's gathered parameters after its forward pass: less memory, one more gathering in the backward pass."""
+    """Free a layer's gathered parameters after its forward pass: less memory, one more all-gather in the backward pass."""
     reduce_gradients: Literal["every", "last"] = "every"
-    """every: reduce gradients after each micro-batch, so that a device holds its shard of them. last: reduce once per
-    mini-batch; less communication, but until then each device holds a whole float32 gradient (56 GiB for 15 B parameters)."""
+    """every: reduce gradients after each micro-batch, so that a device holds only its shard. last: reduce once per
+    mini-batch; less communication, but until then each device holds the full float32 gradient (56 GiB for 15 B
+    parameters)."""
     cpu_offload: bool = False
-    """Parameters, gradients and optimiser live in host memory; a layer comes to the device when it is computed."""
+    """Keep parameters, gradients and optimiser state in host memory; each layer is moved to the device to compute it."""
     compile: bool = False
-    """torch.compile for each layer."""
+    """Apply torch.compile to each layer."""
     layers: str = ""
-    """Where the list of layers is, such as "model.decoder.layers"; empty: found by itself."""
+    """Path of the list of layers in the model, such as "model.decoder.layers"; empty: detected."""
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
-    """adamw_8bit: torchao's, whose moments take a quarter of the memory. muon: torch.optim.Muon for the matrices of the
-    layers, AdamW for everything else."""
+    """adamw_8bit: AdamW with torchao's 8-bit moments, a quarter of the memory. muon: torch.optim.Muon for the matrices
+    of the layers, AdamW for everything else."""
     lora_rank: int = 0
-    """Above 0, only low-rank adapters of this rank are trained."""
+    """Rank of the low-rank adapters; above 0, only adapters are trained."""
     lora_alpha: float = 0.0
     """Adapters are scaled by alpha / rank; 0 means alpha = rank."""
     lora_targets: tuple[str, ...] = ("all-linear",)
-    """Names of the modules that get adapters, such as q_proj; all-linear: every linear one but the output."""
+    """Names of the modules that get adapters, such as q_proj; all-linear: every linear module except the output."""
     lora_sync: Literal["merged", "adapters"] = "merged"
-    """What the rollout gets. merged: the whole model. adapters: these alone, for a rollout that adds them itself, such as
-    rollout=vllm with rollout.lora_rank at least as high as lora_rank."""
+    """Weights sent to the rollout engine. merged: the whole model. adapters: the adapters only, for an engine that
+    applies them itself, such as rollout=vllm with rollout.lora_rank at least as high as lora_rank."""
 
     def __post_init__(self) -> None:
         for name in ("replicate", "tensor_parallel", "context_parallel"):

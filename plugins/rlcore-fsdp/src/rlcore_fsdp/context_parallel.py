@@ -1,7 +1,7 @@
-"""Ulysses: between layers each rank of a context group holds some of the tokens, inside attention some of the heads.
+"""Ulysses: each rank of a context group holds a part of the tokens between layers, and a part of the heads in attention.
 
-Two exchanges per attention bring them from one to the other. What tokens become after the last layer is put together by
-`sum_parts`. Shapes: R ranks of the group, t tokens of a rank, T = R · t, H heads, h = H / R, D head size.
+Two all-to-alls per attention switch between the two layouts. `sum_parts` combines the outputs of all ranks after the last
+layer. Shapes: R ranks of the group, t tokens of a rank, T = R · t, H heads, h = H / R, D head size.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from rlcore.errors import ConfigError
 
 
 def tokens_to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[1, H, t, D] of this rank's tokens -> [1, h, T, D] of this rank's heads."""
+    """Exchange [1, H, t, D] of this rank's tokens for [1, h, T, D] of this rank's heads."""
     size = group.size()
     _, heads, tokens, width = states.shape
-    by_rank = states[0].reshape(size, heads // size, tokens, width)  # which heads go where
-    got = _exchange(by_rank, group)  # [R, h, t, D]: whose tokens they are
+    by_rank = states[0].reshape(size, heads // size, tokens, width)  # by receiving rank
+    got = _exchange(by_rank, group)  # [R, h, t, D], by sending rank
     return got.transpose(0, 1).reshape(1, heads // size, size * tokens, width)
 
 
 def heads_to_tokens(out: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[1, T, h, D] of this rank's heads -> [1, t, H, D] of this rank's tokens."""
+    """Exchange [1, T, h, D] of this rank's heads for [1, t, H, D] of this rank's tokens."""
     size = group.size()
     _, total, heads, width = out.shape
-    got = _exchange(out[0].reshape(size, total // size, heads, width), group)  # [R, t, h, D]: whose heads they are
+    got = _exchange(out[0].reshape(size, total // size, heads, width), group)  # [R, t, h, D], by sending rank
     return got.transpose(0, 1).reshape(1, total // size, size * heads, width)
 
 
 def sum_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """[n] in which each entry is known to one rank and zero on the others -> [n] known to all.
+    """Sum values [n], where each entry is nonzero on one rank only, so that all ranks have all entries.
 
-    All ranks compute the same loss from it, so that the gradient of an entry is that of its owner's alone.
+    All ranks compute the same loss from the sum, so the backward pass does not sum gradients over ranks.
     """
     if group is None:
         return values
@@ -45,7 +45,11 @@ def sum_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def check_heads(config: Any, size: int) -> None:
-    """Raises: ConfigError: the heads cannot be shared equally."""
+    """Check that the ranks can share the heads equally.
+
+    Raises:
+        ConfigError: `size` does not divide the number of heads.
+    """
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None) or config.num_attention_heads
         if heads % size:
@@ -63,7 +67,7 @@ def _exchange(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """[R, …]: entry r goes to rank r; the entry that comes from rank r takes its place."""
+    """All-to-all of [R, …]: entry r is sent to rank r and replaced with the entry received from rank r."""
 
     @staticmethod
     def forward(ctx: Any, by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,11 +1,12 @@
-"""AdamW with moments in 8 bits (Dettmers et al. 2022, arXiv 2110.02861) by torchao's kernel, and their state as float32.
+"""AdamW with 8-bit moments (Dettmers et al. 2022, arXiv 2110.02861), using torchao's kernel; checkpoints are float32.
 
-A moment is 256 values at a time: a scale, and a code for each. In checkpoints both are float32 tensors of the parameter's
-shape, KEY with the values and KEY_scale: on as many ranks the codes come back bit for bit, on another number, whose
-blocks lie elsewhere, the values are coded anew. A shard below 4,096 values keeps its moments in float32; its scale is 0.
+Moments are quantised in blocks of 256 values: one scale, and a code per value. A checkpoint stores both as float32
+tensors of the parameter's shape, KEY (values) and KEY_scale. On the same number of ranks the codes are restored bit for
+bit; on another number, where the blocks differ, the values are quantised again. A shard with fewer than 4,096 values
+keeps its moments in float32, with scale 0.
 
-torchao's own optimiser is not used: its compiled code for a DTensor is kept by the shape of the whole, and fails where
-two ranks of one machine have shards of different sizes.
+torchao's own optimiser is not used: it caches compiled code for a DTensor by the global shape, and fails when two ranks
+of one machine have shards of different sizes.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ _BLOCK, _SMALLEST = 256, 4096
 
 
 def check_installed() -> None:
-    """Raises: ConfigError: torchao is not installed."""
+    """Check that torchao is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
     check_versions("rlcore-fsdp", "backend.optimizer=adamw_8bit", "eight-bit")
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """State of a parameter: its steps, and the moments of this rank's shard."""
+    """AdamW over shards; the state of a parameter is its step count and the moments of this rank's shard."""
 
     def __init__(self, parameters: list[nn.Parameter], config: OptimizerConfig) -> None:
         check_installed()
@@ -73,7 +78,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 def new_moment(shard: Tensor, *, signed: bool) -> Any:
-    """Zeros, in codes if the shard is large enough."""
+    """Return a zero moment, in 8 bits if the shard is large enough."""
     from torchao.optim.subclass_8bit import OptimState8bit
 
     if shard.numel() < _SMALLEST or shard.numel() % _BLOCK:
@@ -82,7 +87,7 @@ def new_moment(shard: Tensor, *, signed: bool) -> Any:
 
 
 def unpacked(parameter: Tensor, key: str, moment: Any) -> dict[str, Tensor]:
-    """A moment in plain tensors, sharded as the parameter is."""
+    """Return a moment as plain tensors with the parameter's sharding."""
     if not is_coded(moment):
         return {key: _laid_as(parameter, moment), key + _SCALE: _laid_as(parameter, torch.zeros_like(moment))}
     scale = moment.scale.repeat_interleave(_BLOCK).view(moment.shape)
@@ -91,7 +96,7 @@ def unpacked(parameter: Tensor, key: str, moment: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def packed(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The inverse of `unpacked`, for all moments of a parameter; those of another optimiser have no scale."""
+    """Invert `unpacked` for all moments of a parameter; moments from another optimiser have no scale."""
     from torchao.optim.quant_utils import quantize_8bit_with_qmap
 
     made = {}
@@ -110,17 +115,17 @@ def packed(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def is_scale(key: str) -> bool:
-    """Whether a tensor of a checkpoint is for this optimiser alone."""
+    """Return whether a checkpoint tensor is a scale, which only this optimiser uses."""
     return key.endswith(_SCALE)
 
 
 def is_coded(moment: Any) -> bool:
-    """Whether a moment is in 8 bits."""
+    """Return whether a moment is stored in 8 bits."""
     return hasattr(moment, "codes")
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's shard, sharing its memory."""
+    """Return this rank's shard, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,11 +1,12 @@
-"""Log-probability and entropy of tokens from hidden states, forward and backward, without logits for all of them.
+"""Log-probability and entropy of tokens from hidden states, forward and backward, without the logits of all tokens.
 
-Logits z = h Wᵀ (+ b) exist for one chunk of tokens in float32. When there are several, the backward pass computes a chunk's
-logits again instead of keeping them; either way it writes the gradient of W into one float32 sum. With p = softmax(z / t), H its entropy:
+The logits z = h Wᵀ (+ b) exist for one chunk of tokens at a time, in float32. With more than one chunk, the backward
+pass recomputes the logits of each chunk. The gradient of W is accumulated in float32. With p = softmax(z / t) and its
+entropy H:
 
     d log p(y) / dz = (onehot(y) - p) / t          dH / dz = -p · (log p + H) / t
 
-Shapes: n tokens, C tokens of a chunk, V vocabulary, D hidden size.
+Shapes: n tokens, V vocabulary, D hidden size.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor
 
 _CHUNK_VALUES = 2**25
-"""Logits in one chunk: 128 MB in float32."""
+"""Number of logits in one chunk: 128 MB in float32."""
 _LOWEST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """What a model family does to its logits."""
+    """Scaling and soft-capping that a model family applies to its logits."""
 
     scale: float
     softcap: float | None
@@ -34,12 +35,12 @@ class LogitRule:
         return cls(scale, getattr(config, "final_logit_softcapping", None))
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """[…, V] logits in float32 from the product with the embedding."""
+        """Return logits […, V] in float32 from the product with the embedding."""
         logits = raw.float() if self.scale == 1.0 else raw.float() * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """d logits / d raw, from the logits."""
+        """Return d logits / d raw, computed from the logits."""
         return self.scale if self.softcap is None else self.scale * (1.0 - (logits / self.softcap) ** 2)
 
 
@@ -53,10 +54,10 @@ def token_statistics(
     rule: LogitRule,
     chunk: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability [n] of `targets` and entropy [n] in nats, float32, from hidden states [n, D].
+    """Return the log-probability [n] of `targets` and the entropy [n] in nats, float32, from hidden states [n, D].
 
     Args:
-        chunk: tokens whose logits exist at a time; 0 chooses by the size of the vocabulary.
+        chunk: number of tokens in a chunk; 0 derives it from the size of the vocabulary.
     """
     chunk = chunk or max(1, _CHUNK_VALUES // len(weight))
     statistics: Any = _TokenStatistics
@@ -85,7 +86,7 @@ class _TokenStatistics(torch.autograd.Function):
             normaliser[at] = scaled.logsumexp(-1)
             log_probs[at] = scaled.gather(-1, targets[at, None]).squeeze(-1) - normaliser[at]
             p = (scaled - normaliser[at, None]).exp_()
-            # a logit of -inf has p = 0 and must add nothing to the mean of the logits
+            # a logit of -inf has p = 0 and must not contribute to the mean of the logits
             entropy[at] = normaliser[at] - p.mul_(scaled.clamp_(min=_LOWEST)).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy, kept)
         ctx.options = temperature, rule, chunk
@@ -128,5 +129,5 @@ def _raw(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _divided(logits: Tensor, temperature: float, *, keep: bool) -> Tensor:
-    """logits / temperature, in their own memory unless they are needed again."""
+    """Return logits / temperature, computed in place unless the logits are kept."""
     return logits / temperature if keep else logits.div_(temperature)

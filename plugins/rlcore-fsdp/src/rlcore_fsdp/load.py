@@ -1,7 +1,7 @@
-"""Weights from safetensors into a sharded model: each rank reads the part that it keeps, and nothing else.
+"""Load weights from safetensors into a sharded model; each rank reads only its own part.
 
-A weight that transformers stores under other names or in pieces (the experts of a mixture) is put together by its own
-conversion, one parameter at a time. Peak memory of a rank is its shard and one such parameter.
+Weights that transformers stores under other names or in pieces (the experts of a mixture) are assembled by transformers'
+own conversion, one parameter at a time. The peak memory of a rank is its shard and one such parameter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlcore.models.weights import check_names, weight_files
 
 
 class Conversion:
-    """Which tensors of the files make which parameter; made before the model is sharded, which renames its classes."""
+    """Mapping from tensors in files to parameters. Create it before sharding, which renames the model's classes."""
 
     def __init__(self, model: Any) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -35,7 +35,7 @@ class Conversion:
         self._wanted = dict(model.named_parameters(remove_duplicate=False)) | persistent_buffers(model)
 
     def target(self, key: str) -> tuple[str, str | None]:
-        """The parameter of a stored tensor, and the pattern of its converter when it is only a part of it."""
+        """Return the parameter of a stored tensor, and the pattern of its converter if the tensor is only a part."""
         from transformers.core_model_loading import rename_source_key
 
         prefix = self._model.base_model_prefix
@@ -45,12 +45,16 @@ class Conversion:
         return renamed
 
     def check_names(self, names: Iterable[str], directory: Path) -> None:
-        """Raises: ModelError: a name is not one of the model, and its class does not declare that it ignores it."""
+        """Check that the model knows all names, or declares that it ignores them.
+
+        Raises:
+            ModelError: a name is unknown.
+        """
         ignored = self._model._keys_to_ignore_on_load_unexpected or ()
         check_names(set(names) - self._wanted.keys(), directory, ignored)
 
     def convert(self, name: str, parts: list[tuple[str, str, Callable[[], Tensor]]]) -> dict[str, Tensor]:
-        """Parameters from their parts (key, pattern, how to read it); `name` is the first of them."""
+        """Return parameters made from parts (key, pattern, reader); `name` is the first of the parameters."""
         pattern = parts[0][1]
         rule = next(rule for rule in self._converters if pattern in rule.source_patterns)
         fresh = deepcopy(rule)
@@ -61,7 +65,7 @@ class Conversion:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Name -> buffer that is in files, as the bias is by which a mixture balances its experts."""
+    """Return name -> buffer stored in files, such as the bias that balances the experts of a mixture."""
     return {
         f"{path}.{name}".lstrip("."): buffer
         for path, module in model.named_modules()
@@ -74,7 +78,7 @@ def load_shards(parameters: Mapping[str, Tensor], directory: Path, conversion: C
     """Fill parameters and buffers (Hugging Face name -> local tensor or DTensor) from the files of a model directory.
 
     Raises:
-        ModelError: a weight is missing, not part of the model, or has another shape, or a file is damaged.
+        ModelError: a weight is missing, unknown or of another shape, or a file is damaged.
     """
     missing = set(parameters)
     with ExitStack() as files, torch.no_grad():
@@ -102,7 +106,7 @@ def load_shards(parameters: Mapping[str, Tensor], directory: Path, conversion: C
 
 
 def _sources(directory: Path, conversion: Conversion, files: ExitStack) -> tuple[list[Any], dict[str, list[Any]]]:
-    """[(name, file, key)] of tensors that are parameters, and name -> parts of those that are not."""
+    """Return [(name, file, key)] for stored parameters, and name -> parts for parameters that are converted."""
     whole: list[Any] = []
     pieces: dict[str, list[Any]] = {}
     for path in weight_files(directory):
@@ -123,7 +127,7 @@ def _reader(file: Any, key: str) -> Callable[[], Tensor]:
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:
-    """Sort key in which experts.10 comes after experts.9."""
+    """Return a sort key that puts experts.10 after experts.9."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in key.split(".")]
 
 
@@ -131,7 +135,7 @@ def _fill(parameter: Tensor, source: Any, name: str, directory: Path) -> None:
     shape = list(source.get_shape() if hasattr(source, "get_shape") else source.shape)
     if shape != list(parameter.shape):
         raise ModelError(
-            f"model.path={directory}: {name} has shape {shape}, and its config.json wants {list(parameter.shape)}\n"
+            f"model.path={directory}: {name} has shape {shape}, but its config.json requires {list(parameter.shape)}\n"
             "Copy the whole directory again."
         )
     local = local_part(parameter)
@@ -145,7 +149,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def own_part(tensor: Tensor) -> tuple[slice, ...]:
-    """Where this rank's part lies in the whole tensor. The tensor axis, the mesh's last, is cut first, as in fully_shard."""
+    """Return the slices of this rank's part in the global tensor; like fully_shard, split the tensor axis (last) first."""
     begin, size = [0] * tensor.dim(), list(tensor.shape)
     if isinstance(tensor, DTensor):
         coordinate = tensor.device_mesh.get_coordinate()

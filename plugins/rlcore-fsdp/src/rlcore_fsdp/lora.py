@@ -1,7 +1,7 @@
-"""Low-rank adapters with peft: W is frozen, and W + alpha / rank · B A is what the model computes with.
+"""Low-rank adapters with peft: W is frozen, and the model computes with W + alpha / rank · B A.
 
-Parameter names: peft calls W "….q_proj.base_layer.weight" and the factors "….q_proj.lora_A.default.weight" (A [r, in]) and
-"….q_proj.lora_B.default.weight" (B [out, r]). `plain_name` gives W the name that it has in the files.
+In peft, W is named "….q_proj.base_layer.weight", and the factors "….q_proj.lora_A.default.weight" (A [r, in]) and
+"….q_proj.lora_B.default.weight" (B [out, r]). `plain_name` returns the name of W in the model files.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ADAPTER = "default"
 
 
 def add_adapters(model: Any, config: FSDPConfig) -> None:
-    """Put adapters into a model, in place; everything else is frozen.
+    """Add adapters to a model in place, and freeze everything else.
 
     Raises:
-        ConfigError: lora_targets are not names of linear modules.
+        ConfigError: lora_targets does not name linear modules.
     """
     check_versions("rlcore-fsdp", "backend=fsdp", "lora")
     import peft
@@ -43,19 +43,19 @@ def _check_targets(model: Any, config: FSDPConfig) -> None:
     linear = {name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not output}
     names = ",".join(sorted({name.rpartition(".")[2] for name in linear}))
     for target in config.lora_targets:
-        if target == "all-linear" and len(config.lora_targets) == 1:  # peft takes GPT-2's for linear, W transposed
+        if target == "all-linear" and len(config.lora_targets) == 1:  # peft includes GPT-2's Conv1D, with W transposed
             named = linear | {name for name, module in modules.items() if type(module).__name__ == "Conv1D"}
         else:
             named = {name for name in modules if f".{name}".endswith(f".{target}")}
         if not named or named - linear:
             raise ConfigError(
-                f"lora_targets: {target} is no linear module of {type(model).__name__} that takes an adapter\nType  "
+                f"lora_targets: {target} is not a linear module of {type(model).__name__} that can have an adapter\nType  "
                 + (f"backend.lora_targets=[{names}]  or some of them" if names else "backend.lora_rank=0")
             )
 
 
 def adapter_config(config: FSDPConfig) -> Any:
-    """peft's description of the adapters."""
+    """Return the configuration of the adapters for peft."""
     import peft
 
     targets = config.lora_targets
@@ -68,18 +68,18 @@ def adapter_config(config: FSDPConfig) -> Any:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter belongs to an adapter."""
+    """Return whether a parameter belongs to an adapter."""
     return ".lora_" in name
 
 
 def plain_name(name: str) -> str:
-    """The name without adapters."""
+    """Return the name that the parameter has in a model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 @torch.no_grad()
 def start_adapters(parameters: dict[str, Tensor], seed: int) -> None:
-    """A uniform in ±1/√in, B zero, by name and seed: the same on any number of ranks."""
+    """Initialise A uniformly in ±1/√in and B with zeros, from name and seed: the same on any number of ranks."""
     for name, parameter in parameters.items():
         local: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         if ".lora_B." in name:
@@ -94,7 +94,7 @@ def start_adapters(parameters: dict[str, Tensor], seed: int) -> None:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before training, without a second copy."""
+    """Turn the adapters off inside the context, which gives the model before training without a second copy."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
         layer.enable_adapters(False)
@@ -106,19 +106,22 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(whole: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
-    """W + scaling · B A, computed in float32 and returned in the type of W."""
+    """Return W + scaling · B A, computed in float32, in the type of W."""
     return (whole.float() + scaling * (b.float() @ a.float())).to(whole.dtype)
 
 
 def sent_alone(factors: Iterator[tuple[str, Tensor]], config: FSDPConfig) -> Iterator[tuple[str, Tensor]]:
-    """Factors under "….q_proj.lora_A.weight" and "….q_proj.lora_B.weight", B times alpha / rank: who gets them adds B A."""
+    """Yield the factors as "….q_proj.lora_A.weight" and "….q_proj.lora_B.weight", with B multiplied by alpha / rank.
+
+    The receiver adds B A to W.
+    """
     for name, tensor in factors:
         scaling = scaling_of(config) if ".lora_B." in name else 1.0
         yield name.replace(f".{ADAPTER}.", "."), tensor * scaling
 
 
 def export_adapters(model_path: str, adapter: dict[str, Any], factors: dict[str, Tensor], target: Path) -> None:
-    """The merged model into `target`, and the adapters alone, as peft reads them, into `target`/adapter."""
+    """Write the merged model to `target`, and the adapters in peft's format to `target`/adapter."""
     from rlcore.models.load import load_model
 
     config = FSDPConfig(**(adapter | {"lora_targets": tuple(adapter["lora_targets"])}))
@@ -141,5 +144,5 @@ def export_adapters(model_path: str, adapter: dict[str, Any], factors: dict[str,
 
 
 def scaling_of(config: FSDPConfig) -> float:
-    """alpha / rank."""
+    """Return alpha / rank."""
     return (config.lora_alpha or config.lora_rank) / config.lora_rank

@@ -1,4 +1,4 @@
-"""The memory of a step besides shards and activations, and the advice when a device runs out of memory."""
+"""Memory of a step in addition to shards and activations, and error messages when a device runs out of memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def working_bytes(config: FSDPConfig, size: ModelSize, *, precision: str, world_
     tied = head if size.tied else 0
     resharded = config.reshard_after_forward
     if not trained or config.lora_rank:
-        # a layer, the next one, and the buffer that it is gathered in
+        # a layer, the next one, and the buffer of its all-gather
         return width * (max(head + 2 * layer, 3 * layer + tied) if resharded else whole + head + 2 * layer)
-    # The head's gradient: a float32 sum and one chunk's product; a tied one is added to the gradient of the input.
+    # The head's gradient: a float32 sum and the product of one chunk; if tied, it is added to that of the embedding.
     in_head = (3 * width + 4 if size.tied else 12 - width) * head
     shards = 1 if config.reduce_gradients == "every" else max(1, world_size // config.replicate)
     in_layer = 4 * layer // shards + width * tied
@@ -40,7 +40,7 @@ def working_bytes(config: FSDPConfig, size: ModelSize, *, precision: str, world_
 
 
 def _unreduced(config: FSDPConfig, whole: int, num_parameters: int, world_size: int) -> int:
-    """Return the bytes of the whole gradient that a device accumulates, less the shard that is counted with the model."""
+    """Return the bytes of the full gradient on a device, minus the shard that `model_bytes` counts."""
     if config.reduce_gradients == "every":
         return 0
     shard = 0 if config.cpu_offload else num_parameters * config.replicate // world_size
@@ -48,19 +48,19 @@ def _unreduced(config: FSDPConfig, whole: int, num_parameters: int, world_size: 
 
 
 class OutOfMemory(InfrastructureError, MemoryError):
-    """A device ran out of memory; the message names the computation and the setting that lowers its need."""
+    """A device ran out of memory; the message names the phase and the setting that reduces its memory."""
 
 
 @contextmanager
 def explained(
     phase: str, num_tokens: int | None, max_tokens: int, device: torch.device, *, holds_whole_gradient: bool = False
 ) -> Iterator[None]:
-    """Turn the allocator's error into one that says what to do.
+    """Convert the allocator's error into one that names the setting to change.
 
     Args:
-        phase: "forward", "forward and backward", "optimiser step".
-        num_tokens: of the micro-batch at hand, which begins here; None outside of one.
-        holds_whole_gradient: more, smaller micro-batches would not help.
+        phase: "forward", "forward and backward" or "optimiser step".
+        num_tokens: tokens of the current micro-batch; None outside a micro-batch.
+        holds_whole_gradient: the device holds the full gradient, so smaller micro-batches would not help.
     """
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     if device.type == "cuda":
@@ -71,7 +71,7 @@ def explained(
         advice = _advice(phase, num_tokens, max_tokens, device, before, str(error))
         if holds_whole_gradient:
             first, _, _ = advice.partition("\n")
-            advice = f"{first}\nType  backend.reduce_gradients=every  to hold a shard of the gradients instead of all of them."
+            advice = f"{first}\nType  backend.reduce_gradients=every  to hold only a shard of the gradients."
         raise OutOfMemory(advice) from error
 
 
@@ -81,13 +81,13 @@ def _advice(phase: str, num_tokens: int | None, max_tokens: int, device: torch.d
     if num_tokens is None:
         return (
             f"{first}: {why}\n"
-            "Type  backend.cpu_offload=true  to hold parameters and optimiser in host memory, or give the pool more devices."
+            "Type  backend.cpu_offload=true  to keep parameters and optimiser in host memory, or add devices to the pool."
         )
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     used = f" ({(peak - before) / _GIB:.1f} GiB above the {before / _GIB:.1f} GiB before it)" if peak else ""
     half = max(1, min(num_tokens, max_tokens) // 2)
     return (
         f"{first} of a micro-batch of {num_tokens} tokens{used}: {why}\n"
-        f"Type  model.max_tokens_per_device={half}  for about half of what a micro-batch takes (a longer sample stays whole:"
-        " then backend.context_parallel=2), or  model.gradient_checkpointing=true  to keep only the borders of layers."
+        f"Type  model.max_tokens_per_device={half}  to halve the memory of a micro-batch (a longer sample is not split:"
+        " use  backend.context_parallel=2), or  model.gradient_checkpointing=true  to recompute the activations of layers."
     )

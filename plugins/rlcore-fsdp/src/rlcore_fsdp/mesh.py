@@ -1,8 +1,8 @@
-"""The grid of devices: which rank shards, replicates or shares what.
+"""The grid of devices and its process groups.
 
-Ranks are laid out as replicate · shard · context · tensor, the last varying fastest, so that the ranks of one tensor- or
-context-parallel group are neighbours. FSDP shards over shard and context together: ranks that share the tokens of a sample
-hold different parameters, as ranks with different samples do.
+Ranks are laid out as replicate · shard · context · tensor, the last varying fastest, so that the ranks of a tensor- or
+context-parallel group are neighbours. FSDP shards over the shard and context axes together: ranks that split the tokens
+of a sample hold different parameters, like ranks with different samples.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from rlcore_fsdp.config import FSDPConfig
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where this rank stands, and the groups that it talks to."""
+    """Position of this rank, and its process groups."""
 
     here: Mesh
     fsdp: DeviceMesh
-    """1-D (sharded) or 2-D (replicate, sharded): what `fully_shard` is given."""
+    """Mesh for `fully_shard`: 1-D (shard) or 2-D (replicate, shard)."""
     shard_group: dist.ProcessGroup
     tensor: DeviceMesh | None
-    """1-D, None at tensor_parallel=1."""
+    """1-D mesh; None with tensor_parallel=1."""
     context: dist.ProcessGroup | None
-    """None at context_parallel=1."""
+    """None with context_parallel=1."""
     averaged_over: int
-    """FSDP divides gradients by this; losses are multiplied by it, as gradients are to be summed."""
+    """Divisor that FSDP applies to gradients; losses are multiplied by it, so that gradients are summed."""
 
 
 def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
-    """The grid of a pool; every rank calls it.
+    """Create the grid of a pool. Collective.
 
     Raises:
-        ConfigError: the number of devices does not fit.
+        ConfigError: the number of devices does not match the sizes of the axes.
     """
     world = context.world_size
     dp_size = data_parallel_size(config, world)
     inner = world // dp_size
     kind = context.device.partition(":")[0]
     if kind == "cuda":
-        torch.cuda.set_device(context.device)  # a mesh guesses otherwise, with a warning
+        torch.cuda.set_device(context.device)  # otherwise the mesh guesses the device and warns
     _need_process_group(world, kind)
     sizes = {"replicate": config.replicate, "fsdp": world // config.replicate // config.tensor_parallel}
     if config.tensor_parallel > 1:
@@ -71,10 +71,10 @@ def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
 
 
 def data_parallel_size(config: FSDPConfig, world: int) -> int:
-    """Devices of a pool that have rows of their own.
+    """Return the number of data-parallel ranks, which get different rows.
 
     Raises:
-        ConfigError: the number of devices does not fit.
+        ConfigError: the number of devices does not match the sizes of the axes.
     """
     inner = config.context_parallel * config.tensor_parallel
     if world % (config.replicate * inner):
@@ -89,7 +89,7 @@ def _context_group(kind: str, world: int, size: int) -> dist.ProcessGroup | None
 
 
 def _need_process_group(world_size: int, kind: str) -> None:
-    """The host has initialised torch.distributed, unless this rank is alone."""
+    """Check the process group that the host has initialised, or create one for a single rank."""
     if not dist.is_initialized():
         assert world_size == 1, f"torch.distributed is not initialised on one of {world_size} ranks"
         backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"

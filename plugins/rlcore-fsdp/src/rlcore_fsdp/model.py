@@ -1,7 +1,8 @@
-"""A Hugging Face causal model, built on the meta device, cut over the grid, and filled by each rank with its own part.
+"""A Hugging Face causal model, built on the meta device and sharded over the grid; each rank loads its own part.
 
-`PackedModel` is what FSDP sees as the root: everything that reads parameters runs inside its `forward`, which takes what is
-to be computed as an argument. Shapes: T tokens of a micro-batch, t of this rank, n tokens under the loss, D hidden size.
+`PackedModel` is the root module for FSDP: everything that reads parameters runs inside its `forward`, which takes the
+function to compute as an argument. Shapes: T tokens of a micro-batch, t of this rank, n tokens under the loss, D hidden
+size.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from rlcore_fsdp.load import Conversion, load_shards, local_part, own_part, pers
 from rlcore_fsdp.mesh import Grid
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
-"""Of logits, relative to the largest: packed samples against the model's own way."""
+"""Tolerance for the logits of packed samples, relative to the largest logit of the unpacked model."""
 
 
 class PackedModel(nn.Module):
@@ -51,27 +52,27 @@ class PackedModel(nn.Module):
         self.value_head = nn.Linear(config.hidden_size, 1, bias=False) if has_value_head else None
         self.rule = LogitRule.of(config)
         self.partial: set[str] = set()
-        """Names of parameters whose gradients are to be summed over the tensor axis."""
+        """Names of the parameters whose gradients must be summed over the tensor axis."""
         self.tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         self.is_trained = False
-        """A trained backend owns it; a frozen one may look at it with the adapters off."""
+        """True if a trained backend owns this model; a frozen backend may share it with the adapters off."""
 
     def forward(self, compute: Callable[..., Any], *args: Any) -> Any:
-        """Run `compute(*args)` with the parameters gathered as FSDP gathers them."""
+        """Run `compute(*args)` with the parameters gathered by FSDP."""
         return compute(*args)
 
     def outputs(
         self, input_ids: Tensor, layout: Layout, before: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """[k, n] of the n tokens under the loss: log-probs and entropy, or values; and a zero with a gradient.
+        """Return [k, n] log-probs and entropy, or values, of the tokens under the loss, and a zero with a gradient.
 
         Args:
-            input_ids: [T] of the whole micro-batch, padding included.
-            before: [n] the place before each token under the loss, in ascending order.
-            targets: [n] the tokens themselves.
+            input_ids: [T] of the whole micro-batch, including padding.
+            before: [n] the position before each token under the loss, in ascending order.
+            targets: [n] the tokens under the loss.
 
-        Every rank computes the head for one token at least, and the zero reaches every parameter: the ranks of a
-        mesh must gather and reduce equally often, whatever their samples are.
+        Every rank computes the head for at least one token, and the gradient of the zero reaches every parameter,
+        because all ranks of a mesh must run the same number of all-gathers and reductions.
         """
         hidden = self.hidden(layout.share(input_ids), layout)
         mine = ((before >= layout.start) & (before < layout.start + layout.num_tokens)).nonzero().squeeze(1)
@@ -86,7 +87,7 @@ class PackedModel(nn.Module):
         return context_parallel.sum_parts(outputs, layout.context), found.sum() * 0.0
 
     def hidden(self, input_ids: Tensor, layout: Layout) -> Tensor:
-        """[t, D] after the last norm."""
+        """Return the hidden states [t, D] after the last norm."""
         out = self.model.base_model(
             input_ids=input_ids[None],
             position_ids=layout.position_ids,
@@ -98,25 +99,25 @@ class PackedModel(nn.Module):
         return states
 
     def head(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """[2, n] log-probs and entropy, or [1, n] values, float32."""
+        """Return [2, n] log-probs and entropy, or [1, n] values, in float32."""
         if self.value_head is not None:
             values: Tensor = self.value_head(hidden.float())
-            return values.t().clone()  # FSDP warns of views
+            return values.t().clone()  # FSDP warns about views
         embedding = self.model.get_output_embeddings()
         return torch.stack(embedding.token_statistics(hidden, targets, temperature, self.rule))
 
     def settle(self) -> None:
-        """Let the registered parameters be the shards again; a forward pass leaves gathered ones where it ended."""
+        """Reshard all modules; after a forward pass some parameters are still gathered."""
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def stored(self) -> dict[str, Tensor]:
-        """Name -> parameter or buffer of the model that its files hold."""
+        """Return name -> parameter or buffer, for everything that the model files contain."""
         return {**dict(self.model.named_parameters()), **persistent_buffers(self.model)}
 
     def trained_parameters(self, *, adapters: bool) -> dict[nn.Parameter, str]:
-        """Parameter -> name. A critic predicts no token: it leaves out an output embedding that is nothing else."""
+        """Return parameter -> name; a critic does not train an untied output embedding, which it never uses."""
         unused = None if self.value_head is None or self.tied else self.model.get_output_embeddings().weight
         named = {
             parameter: name
@@ -127,10 +128,10 @@ class PackedModel(nn.Module):
 
 
 def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendContext) -> PackedModel:
-    """The model of one rank, sharded and loaded; every rank calls it.
+    """Build, shard and load the model of one rank. Collective.
 
     Raises:
-        ModelError: it cannot be loaded, cut, or computed over packed samples.
+        ModelError: the model cannot be loaded, sharded, or run over packed samples.
     """
     directory, device = check_directory(model.path), torch.device(context.device)
     check_same_files(directory, device)
@@ -150,7 +151,7 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     load_shards(stored, directory, conversion)
     check_finite(((n, local_part(p)) for n, p in stored.items()), directory, together=True)
     lora.start_adapters({n: p for n, p in named.items() if lora.is_adapter(n)}, context.seed)
-    for module in packed.modules():  # with cpu_offload, FSDP brings parameters to the device and nothing else
+    for module in packed.modules():  # with cpu_offload, FSDP moves parameters to the device but not buffers
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
     if packed.value_head is not None:
@@ -161,7 +162,11 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
 
 
 def check_fits(hf_config: Any, config: FSDPConfig, path: str) -> None:
-    """Raises: UserError: a model with this configuration cannot be packed, or cut as the settings say."""
+    """Check that a model with this configuration can be packed, and sharded as configured.
+
+    Raises:
+        UserError: the model does not fit the settings.
+    """
     check_positions(hf_config, path)
     check_kind(hf_config)
     context_parallel.check_heads(hf_config.get_text_config(), config.context_parallel)
@@ -171,7 +176,11 @@ def check_fits(hf_config: Any, config: FSDPConfig, path: str) -> None:
 
 
 def check_parts(directory: Path, config: FSDPConfig) -> None:
-    """Raises: UserError: the model lacks a part that a setting names."""
+    """Check that the model has the modules that the settings name.
+
+    Raises:
+        UserError: a module does not exist.
+    """
     if config.layers or config.lora_rank:
         model = _on_meta(directory)
         find_layers(model, config.layers)
@@ -180,10 +189,10 @@ def check_parts(directory: Path, config: FSDPConfig) -> None:
 
 
 def find_layers(model: Any, path: str) -> list[nn.Module]:
-    """The decoder layers.
+    """Return the decoder layers.
 
     Raises:
-        ModelError: there is no list of them; says what to set.
+        ModelError: the list of layers was not found; the message names the setting to use.
     """
     if path:
         try:
@@ -192,7 +201,7 @@ def find_layers(model: Any, path: str) -> list[nn.Module]:
             found = None
         if isinstance(found, nn.ModuleList) and len(found):
             return list(found)
-        raise _no_layers(model, f"backend.layers={path} is no list of layers of {type(model).__name__}")
+        raise _no_layers(model, f"backend.layers={path} is not a list of layers of {type(model).__name__}")
     kinds = set(model._no_split_modules or ())
     lists: list[nn.ModuleList] = [
         module
@@ -225,7 +234,8 @@ def _on_meta(directory: Path) -> Any:
         reason, _, _ = str(error).partition("\n")
         raise ModelError(
             f"model.path={directory} cannot be loaded as a causal language model: {reason}\n"
-            "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
+            "Copy the whole directory again, or upgrade transformers, which may not support this model yet:"
+            "  pip install --upgrade transformers"
         ) from error
 
 
@@ -245,7 +255,7 @@ def _shard(packed: PackedModel, layers: list[nn.Module], model: ModelConfig, con
         fully_shard(packed.model.get_input_embeddings(), reshard_after_forward=config.reshard_after_forward, **options)
         fully_shard(head, reshard_after_forward=False, **options)
         register_fsdp_forward_method(head, "token_statistics")
-    if packed.value_head is not None:  # float32 whatever the model computes with
+    if packed.value_head is not None:  # always float32
         exact = {name: option for name, option in options.items() if name != "mp_policy"}
         fully_shard(packed.value_head, reshard_after_forward=False, **exact)
     fully_shard(packed, reshard_after_forward=False, **options)
@@ -262,11 +272,11 @@ def _token_statistics(
 
 @torch.no_grad()
 def _materialise(packed: PackedModel, device: torch.device) -> None:
-    """Memory for the shards. Buffers that are in no file (rotary frequencies) are computed again."""
+    """Allocate the shards, and recompute the buffers that are not stored in files (rotary frequencies)."""
     packed.to_empty(device=device)
     packed.model.tie_weights()
     for parameter in packed.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers draws no weights that are then read
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # skip random weights, they are loaded next
     for module in packed.model.modules():
         if module._non_persistent_buffers_set:
             packed.model._init_weights(module)
@@ -274,7 +284,7 @@ def _materialise(packed: PackedModel, device: torch.device) -> None:
 
 @torch.no_grad()
 def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
-    """The one that was trained with the model, where there is one; else a random one, the same on any number of ranks."""
+    """Load the value head saved with the model, or initialise one that does not depend on the number of ranks."""
     weight: Any = head.weight
     whole = torch.empty(weight.shape)
     whole.normal_(std=1.0 / (weight.shape[1] + 1), generator=torch.Generator().manual_seed(seed))
@@ -284,10 +294,10 @@ def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
 
 
 def _check_packing(packed: PackedModel, precision: str, device: torch.device) -> None:
-    """Compare packed samples with what the model computes by itself, then leave packed attention on.
+    """Compare packed samples with the unpacked model, then leave packed attention on.
 
     Raises:
-        ModelError: samples affect each other, or the class does something to attention or logits that is unknown here.
+        ModelError: packed samples affect each other, or the class changes attention or logits in an unsupported way.
     """
     model = packed.model
 

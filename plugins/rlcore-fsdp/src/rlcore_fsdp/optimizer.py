@@ -1,7 +1,8 @@
-"""The optimiser over sharded parameters: gradient norm, clipping, AdamW (8 bits too) or Muon, its state as named tensors.
+"""The optimiser over sharded parameters: gradient norm, clipping, AdamW (also 8-bit) or Muon, and state as named tensors.
 
-Parameters cut over different meshes (FSDP alone, FSDP and tensor axis) cannot share one fused kernel, so they are in
-groups of their own. The norm needs two numbers of each rank: of gradients cut by FSDP, and of those cut by both axes.
+Parameters sharded over different meshes (FSDP only, or FSDP and tensor axis) cannot share one fused kernel, so they form
+separate parameter groups. The gradient norm needs two numbers from each rank: one for gradients sharded by FSDP only,
+and one for those sharded over both axes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlcore_fsdp.mesh import Grid
 
 
 class Optimizers:
-    """One AdamW, and one Muon when it is asked for."""
+    """AdamW, and Muon for the parameters named in `matrices`."""
 
     def __init__(
         self, names: Mapping[nn.Parameter, str], config: OptimizerConfig, matrices: set[str], *, in_8_bits: bool = False
@@ -46,7 +47,7 @@ class Optimizers:
                 )
             )
         if by_muon:
-            # scaled so that a step is as large as one of AdamW, and one learning rate does for both
+            # scaled so that a step is as large as AdamW's, and both can use one learning rate
             self._all.append(
                 torch.optim.Muon(
                     by_muon, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
@@ -54,7 +55,7 @@ class Optimizers:
             )
 
     def step(self, lr: float) -> None:
-        """One step, then no gradients."""
+        """Run one step, then drop the gradients."""
         for optimizer in self._all:
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -67,7 +68,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """optimizer.KEY.NAME -> state, sharded as the parameter is."""
+        """Return optimizer.KEY.NAME -> state tensor with the parameter's sharding."""
         return {
             f"{OPTIMIZER}{name}.{self._names[parameter]}": tensor
             for parameter, key, value in self._state()
@@ -76,7 +77,7 @@ class Optimizers:
         }
 
     def counters(self) -> dict[str, dict[str, float]]:
-        """Name -> what is counted for a parameter: its steps."""
+        """Return parameter name -> its counters, such as the number of steps."""
         found: dict[str, dict[str, float]] = {}
         for parameter, key, value in self._state():
             if not value.dim():
@@ -84,7 +85,7 @@ class Optimizers:
         return found
 
     def empty_tensors(self, stored: Iterable[str]) -> dict[str, Tensor]:
-        """What `tensors` gives for a checkpoint with these names, to be filled."""
+        """Return zero tensors to load a checkpoint into, for those of the `stored` names that belong to this optimiser."""
         parameters = {name: parameter for parameter, name in self._names.items()}
         made = {}
         for name in stored:
@@ -95,7 +96,7 @@ class Optimizers:
         return made
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Mapping[str, float]]) -> None:
-        """The inverse of `tensors` and `counters`."""
+        """Set the state from the results of `tensors` and `counters`."""
         parameters = {name: parameter for parameter, name in self._names.items()}
         owner = {
             parameter: optimizer
@@ -117,7 +118,7 @@ class Optimizers:
                 owner[parameter].state[parameter][key] = torch.tensor(value, device=parameter.device)
 
     def to(self, device: str) -> None:
-        """Move the state."""
+        """Move the state to a device."""
         for parameter, key, value in list(self._state()):
             for optimizer in self._all:
                 if parameter in optimizer.state:
@@ -135,7 +136,7 @@ class Optimizers:
 
 @torch.no_grad()
 def gradient_norm(parameters: Iterable[nn.Parameter], grid: Grid) -> Tensor:
-    """Norm of all gradients together, over all ranks."""
+    """Return the norm of all gradients, over all ranks."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     cut_once = [local_part(gradient) for gradient in gradients if not cut_by_tensor_axis(gradient)]
     cut_twice = [local_part(gradient) for gradient in gradients if cut_by_tensor_axis(gradient)]
@@ -162,7 +163,7 @@ def clip(parameters: Iterable[nn.Parameter], norm: Tensor, limit: float) -> None
 
 @torch.no_grad()
 def sum_over_tensor_axis(parameters: Iterable[nn.Parameter], grid: Grid) -> None:
-    """For parameters of which every tensor rank has computed a part of the gradient."""
+    """Sum gradients of which each tensor-parallel rank has computed a part."""
     parts = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if grid.tensor is None or not parts:
         return
@@ -173,12 +174,12 @@ def sum_over_tensor_axis(parameters: Iterable[nn.Parameter], grid: Grid) -> None
 
 
 def cut_by_tensor_axis(tensor: Tensor) -> bool:
-    """Whether a parameter or gradient is cut over the tensor axis."""
+    """Return whether a parameter or gradient is sharded over the tensor axis."""
     return isinstance(tensor, DTensor) and "tensor" in (tensor.device_mesh.mesh_dim_names or ())
 
 
 def all_reduce(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
-    """In place."""
+    """All-reduce a tensor in place."""
     dist.all_reduce(tensor, op=op, group=group)
 
 

@@ -1,8 +1,9 @@
-"""Tensor parallelism of attention and MLP, by the plan that transformers gives for a family.
+"""Tensor parallelism of attention and MLP, following the plan of a model family in transformers.
 
-Embedding and output are not cut over the tensor axis (FSDP shards them over its own axis): every rank of a tensor group
-computes the log-probs of its samples, and what is not cut has the same gradient on all of them. Norms over the heads of a
-rank (Qwen3) are the exception: their gradients are parts, summed once before each optimiser step.
+Embedding and output are not split over the tensor axis (only FSDP shards them): every rank of a tensor group computes
+the log-probs of its samples, and parameters that are not split have the same gradient on all ranks. The exception are
+norms over the heads of a rank (Qwen3): each rank has a part of their gradient, and the parts are summed once before each
+optimiser step.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _PARTIAL = "replicated_with_grad_allreduce"
 
 
 def cut(model: Any, mesh: DeviceMesh) -> set[str]:
-    """Cut the layers in place; the model may be on the meta device.
+    """Split the layers in place; the model may be on the meta device.
 
     Returns:
         Names of the parameters whose gradients must be summed over the tensor axis.
 
     Raises:
-        ModelError: the family has no plan, or one with parts that are not known here.
+        ModelError: the family has no plan, or one with unsupported parts.
     """
     plan = plan_of(model.config)
     styles: dict[str, Any] = {}
@@ -45,9 +46,10 @@ def cut(model: Any, mesh: DeviceMesh) -> set[str]:
 
 
 def _parts(name: str, module: Any, kind: str) -> list[str]:
-    """What of a linear module is cut: of one with an adapter also the factor that has the dimension which W is cut along.
+    """Return the modules to split: a linear module itself, or its base layer and one factor of its adapter.
 
-    The other factor is whole on every rank and sees whole activations there, so its gradient is the same on all of them.
+    That factor has the dimension along which W is split. The other one is replicated and sees full activations, so its
+    gradient is the same on all ranks.
     """
     if not hasattr(module, "lora_A"):
         return [name]
@@ -55,7 +57,11 @@ def _parts(name: str, module: Any, kind: str) -> list[str]:
 
 
 def check_sizes(config: Any, size: int) -> None:
-    """Raises: ConfigError: says which sizes fit."""
+    """Check that `size` divides heads and MLP.
+
+    Raises:
+        ConfigError: it does not; the message lists the sizes that do.
+    """
     sizes = {
         name: getattr(config, name)
         for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -71,18 +77,19 @@ def check_sizes(config: Any, size: int) -> None:
 
 
 def plan_of(config: Any) -> dict[str, str]:
-    """Pattern of names -> how such a module is cut.
+    """Return pattern of module names -> style of the split.
 
     Raises:
-        ModelError: the family has no plan, or one with parts that are not known here.
+        ModelError: the family has no plan, or one with unsupported parts.
     """
     plan: dict[str, str] = dict(getattr(config.get_text_config(), "base_model_tp_plan", None) or {})
     of_layers = {name: kind for name, kind in plan.items() if name.startswith("layers.")}
     unknown = sorted({kind for kind in of_layers.values() if kind not in _STYLES and kind != _PARTIAL})
     if not of_layers or unknown:
-        reason = f"a plan with {', '.join(unknown)}" if unknown else "no plan for it"
+        supported = "which backend=fsdp does not support" if unknown else "which backend=fsdp needs"
+        reason = f"a plan with {', '.join(unknown)}" if unknown else "no plan"
         raise ModelError(
-            f"tensor_parallel: {(config.architectures or [config.model_type])[0]} has {reason} in transformers, which"
-            " backend=fsdp cannot follow\nType  backend.tensor_parallel=1"
+            f"tensor_parallel: {(config.architectures or [config.model_type])[0]} has {reason} in transformers,"
+            f" {supported}\nType  backend.tensor_parallel=1"
         )
     return of_layers
