@@ -1,4 +1,4 @@
-"""Shared by the tests of this plugin."""
+"""Fixtures shared by the tests of this plugin."""
 
 import os
 
@@ -8,7 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_configure(config):
-    """Hide GPUs; warnings are errors, but not those that megatron-core gives its own callers."""
+    """Hide GPUs, and turn warnings into errors, except those that megatron-core causes itself."""
     from rlcore.testing.gpus import hide_gpus
 
     hide_gpus(config)

@@ -1,8 +1,8 @@
-"""The test double that lets megatron-core run where there is no CUDA: what it asks of "cuda" by name, the CPU gives.
+"""Test double that lets megatron-core run without CUDA, by redirecting its uses of "cuda" to the CPU.
 
-Kept to what megatron-core 0.16 asks for. Inside `on_cpu()` (a thread's own), devices called "cuda" are the CPU, tensors call
-themselves CUDA tensors where its optimisers look at type strings, its random states are the CPU's, and streams do nothing.
-`CPUMegatron` is the backend inside it, for runs that name it as `cpu_double.py:CPUMegatron`. No product code knows of it.
+Covers what megatron-core 0.16 uses. Inside `on_cpu()` (per thread), devices named "cuda" are the CPU, tensors report CUDA
+type strings to its optimisers, its random states are the CPU's, and streams do nothing. `CPUMegatron` is the backend
+inside it; runs select it with `backend=cpu_double.py:CPUMegatron`. No product code refers to it.
 """
 
 import contextlib
@@ -49,12 +49,12 @@ class _Stream:
     def wait_event(self, *args): ...
     def synchronize(self): ...
     def record_event(self, *args):
-        return _Stream()  # an event, of which only `synchronize` is asked
+        return _Stream()  # an event; only `synchronize` is used
 
 
 @contextlib.contextmanager
 def on_cpu():
-    """megatron-core finds its CUDA on the CPU."""
+    """Redirect megatron-core's uses of CUDA to the CPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import megatron.core.tensor_parallel.random as random
@@ -74,7 +74,7 @@ def on_cpu():
         (torch.cuda, "default_stream", lambda *args: _Stream()),
         (random, "_get_cuda_rng_state", lambda *args, **kwargs: torch.get_rng_state()),
         (random, "_set_cuda_rng_state", lambda state, *args, **kwargs: torch.set_rng_state(state)),
-        # two slips of megatron-core without Transformer Engine and with tensors that are not CUDA's
+        # two bugs of megatron-core, without Transformer Engine and with CPU tensors
         (moe_utils, "te_general_gemm", None),
         (token_dispatcher, "maybe_move_tensor_to_cpu", _as_numbers),
     ]
@@ -103,7 +103,7 @@ def _inside(method):
 
 
 class CPUMegatron(MegatronBackend):
-    """The backend on the CPU."""
+    """The Megatron backend on the CPU."""
 
     for _name in ("__init__", "forward", "forward_backward", "step", "save", "save_async", "load", "offload", "reload"):
         vars()[_name] = _inside(getattr(MegatronBackend, _name))

@@ -1,4 +1,4 @@
-"""The backend on the CPU and its oracle for tests, and models with what is particular to their families."""
+"""The backend on the CPU, its oracle, and small models with the features of their families."""
 
 import gc
 import warnings
@@ -33,33 +33,33 @@ _OWN = {
 
 
 def save_model(family, directory, **changes):
-    """A random model of four layers on disk; returns its path."""
+    """Save a random model of four layers and return its path."""
     return training.save_model(family, directory, **{"num_hidden_layers": 4, **_OWN.get(family, {}), **changes})
 
 
 def make_megatron(path, *, config=None, optimizer=GENTLE, context=None, **model):
-    """The backend on the CPU; `config` and `context` are fields, `model` are fields of ModelConfig."""
-    _leave_grid()  # each test has one of its own
+    """Create the backend on the CPU; the arguments are fields of MegatronConfig, BackendContext and ModelConfig."""
+    _leave_grid()  # each test has its own grid
     return another_megatron(path, config=config, optimizer=optimizer, context=context, **model)
 
 
 def _leave_grid():
-    """megatron-core forgets its groups without ending them, and each has three threads that look about all the time."""
+    """Destroy the process groups, which megatron-core drops without stopping their three polling threads each."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
-    gc.collect()  # models that know them
+    gc.collect()  # delete models that refer to them
     if dist.is_initialized():
-        dist.barrier()  # a peer may still be reading
+        dist.barrier()  # another rank may still be reading
     for group in list(dist.distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
 
 
 def another_megatron(path, *, config=None, optimizer=GENTLE, context=None, **model):
-    """The same, on the grid that is there."""
+    """Create a backend on the present grid."""
     return CPUMegatron(
         MegatronConfig(**(config or {})),
         model=ModelConfig(path=path, **model),
@@ -69,6 +69,6 @@ def another_megatron(path, *, config=None, optimizer=GENTLE, context=None, **mod
 
 
 def make_local(path, *, optimizer=GENTLE, context=None, **model):
-    """The oracle for the same."""
+    """Create the oracle for the same arguments."""
     about = BackendContext(**(context or {}))
     return LocalBackend(LocalConfig(), model=ModelConfig(path=path, **model), optimizer=optimizer, context=about)

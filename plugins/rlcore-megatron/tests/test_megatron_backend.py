@@ -1,4 +1,4 @@
-"""What is particular to this backend: memory, precision, grids of one process, a family of one's own, bad input."""
+"""Features of this backend: memory, precision, grids in one process, additional model families, and bad input."""
 
 import importlib.metadata
 import json
@@ -30,14 +30,14 @@ def path(tmp_path_factory):
 
 
 def tensors_of(backend):
-    """All that lies on the device."""
+    """Return all tensors of the backend on the device."""
     engine = backend._engine
     own = [parameter for chunk in engine._model.chunks for parameter in chunk.parameters()]
     return [*own, *engine._optimizer.tensors(), *engine._optimizer.gradients()]
 
 
 @pytest.mark.parametrize("distributed", [True, False])
-def test_offload_empties_every_storage_and_training_goes_on(distributed, path):
+def test_offload_empties_every_storage_and_training_continues(distributed, path):
     config = {"distributed_optimizer": distributed}
     backend, stayed = make_megatron(path, config=config), another_megatron(path, config=config)
     for one in (backend, stayed):
@@ -51,12 +51,12 @@ def test_offload_empties_every_storage_and_training_goes_on(distributed, path):
     backend.reload()
 
     assert left == 0
-    assert backend.step() == stayed.step(), "gradients that were there are there again"
+    assert backend.step() == stayed.step(), "gradients are restored"
     expected = whole_weights(stayed)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in backend.weights())
 
 
-def test_gradients_are_not_carried_between_two_steps(path):
+def test_offload_does_not_copy_gradients_between_two_steps(path):
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
     backend, stayed = make_megatron(path), another_megatron(path)
@@ -71,25 +71,25 @@ def test_gradients_are_not_carried_between_two_steps(path):
     assert train(backend, make_batch(), 2) == train(stayed, make_batch(), 2)
 
 
-def test_a_model_in_host_memory_says_so(path, tmp_path):
+def test_using_a_model_in_host_memory_is_refused(path, tmp_path):
     backend, batch = make_megatron(path), make_batch()
     train(backend, batch, 1)
     backend.save(tmp_path)
     backend.offload()
 
     for what, call in {
-        "compute with": lambda: backend.forward(batch, temperature=1.0),
+        "run": lambda: backend.forward(batch, temperature=1.0),
         "step": backend.step,
         "save": lambda: backend.save(tmp_path),
         "load": lambda: backend.load(tmp_path),
     }.items():
-        with pytest.raises(RuntimeError, match=rf"{what} a model that is in host memory\nCall  reload\(\)"):
+        with pytest.raises(RuntimeError, match=rf"cannot {what} a model that is in host memory\nCall  reload\(\)"):
             call()
     backend.reload()
     train(backend, batch, 1)
 
 
-def test_the_longest_sample_is_a_bound_that_repeats():
+def test_the_longest_sample_is_rounded_up():
     from rlcore_megatron.model import Samples
 
     found = [Samples.of(lengths, "cpu").max_seqlen_q for lengths in ([1], [3, 9], [16, 2], [17], [1000, 7])]
@@ -109,11 +109,11 @@ def test_the_longest_sample_is_a_bound_that_repeats():
         ({"context_parallel": 2, "tensor_parallel": 4, "sequence_parallel": True}, 8),
     ],
 )
-def test_micro_batches_are_padded_to_what_matrices_need(settings, multiple):
+def test_micro_batches_are_padded_to_the_required_multiple(settings, multiple):
     assert MegatronConfig(**settings).token_multiple == multiple
 
 
-def test_padded_tokens_change_nothing(path):
+def test_padded_tokens_do_not_change_results(path):
     plain, padded = make_megatron(path), another_megatron(path)
     padded._engine._token_multiple = 16
 
@@ -130,7 +130,7 @@ def test_padded_tokens_change_nothing(path):
         ({"layers": "local"}, "bfloat16", False),
     ],
 )
-def test_transformer_engine_is_used_where_it_can_compute(settings, precision, used, monkeypatch):
+def test_transformer_engine_is_used_if_installed_and_in_bfloat16(settings, precision, used, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
     assert MegatronConfig(**settings).uses_transformer_engine(precision) is used
@@ -138,20 +138,20 @@ def test_transformer_engine_is_used_where_it_can_compute(settings, precision, us
 
 @pytest.mark.parametrize("settings", [{"layers": "transformer_engine"}, {"fp8": "e4m3"}])
 def test_transformer_engine_in_float32_is_refused(settings, path):
-    with pytest.raises(ConfigError, match=r"computes in bfloat16, and model.precision=float32\nType  model.precision"):
+    with pytest.raises(ConfigError, match=r"computes in bfloat16, but model.precision=float32\nType  model.precision"):
         planned(path, **settings)
 
 
-def test_the_estimate_of_memory_covers_both_precisions():
+def test_the_memory_estimate_covers_both_precisions():
     def each(config, **about):
         return MegatronBackend.model_bytes(MegatronConfig(**config), 1000, **about) / 1000
 
-    assert each({}, world_size=1, trained=True) == 18  # bfloat16 with all of its float32 state
+    assert each({}, world_size=1, trained=True) == 18  # bfloat16 with all float32 state
     assert each({}, world_size=4, trained=True) == 10  # float32: 4 + 4 + 8 / 4
     assert each({"tensor_parallel": 2}, world_size=4, trained=False) == 2
 
 
-def test_bfloat16_is_near_float32_and_trains_float32_parameters(tmp_path):
+def test_bfloat16_is_close_to_float32_and_trains_float32_parameters(tmp_path):
     path = save_model("qwen3", tmp_path, initializer_range=0.1)
     exact = make_megatron(path)
     rough = another_megatron(path, precision="bfloat16")
@@ -167,7 +167,7 @@ def test_bfloat16_is_near_float32_and_trains_float32_parameters(tmp_path):
     assert {group["params"][0].dtype for group in rough._engine._optimizer._optimizer.param_groups} == {torch.float32}
 
 
-def test_a_reference_and_a_critic_stand_beside_the_policy(path):
+def test_policy_reference_and_critic_coexist_in_one_process(path):
     policy = make_megatron(path)
     reference = another_megatron(path, context={"trained": False})
     critic = another_megatron(path, context={"head": "value"})
@@ -180,7 +180,7 @@ def test_a_reference_and_a_critic_stand_beside_the_policy(path):
     assert float((policy.forward(make_batch(), temperature=1.0).log_probs - start).abs().max()) > 1e-3
 
 
-def test_a_critic_begins_with_the_value_head_that_was_trained_with_its_model(tmp_path):
+def test_a_critic_loads_the_value_head_saved_with_its_model(tmp_path):
     path, batch = save_model("qwen2", tmp_path), make_batch()
     critics = {"context": {"head": "value"}}
     fresh = make_megatron(path, **critics).forward(batch, temperature=1.0).values
@@ -208,7 +208,7 @@ def test_a_critic_in_bfloat16_trains_a_float32_head(distributed, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["token", "value"])
-def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path):
+def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_changes_no_weights(head, path):
     backend = make_megatron(path, context={"head": head}, optimizer=OptimizerConfig(lr=0.1))
     before = whole_weights(backend)
 
@@ -219,7 +219,7 @@ def test_a_batch_without_rows_or_loss_tokens_gives_zeros_and_no_step(head, path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.weights())
 
 
-def test_the_family_of_the_readme_needs_a_table_only(tmp_path):
+def test_the_family_in_the_readme_works_with_only_a_table(tmp_path):
     import transformers
 
     readme = Path(__file__).parents[1].joinpath("README.md").read_text()
@@ -250,11 +250,11 @@ def test_the_family_of_the_readme_needs_a_table_only(tmp_path):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
-def what_two_ranks_say(rank, world, directory, path):
-    """Of a vocabulary of 61, of a second grid, and of a gradient that is bad on one of them."""
-    said = []
+def report_of_rank(rank, world, directory, path):
+    """Report log messages for a vocabulary of 61, the error for a second grid, and a step with NaN on one rank."""
+    logged = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: logged.append(record.getMessage())
     logging.getLogger("rlcore_megatron").addHandler(handler)
     make_megatron(path, config={"tensor_parallel": 2}, context={"rank": rank, "world_size": world})
     with pytest.raises(ConfigError) as refused:
@@ -269,26 +269,24 @@ def what_two_ranks_say(rank, world, directory, path):
     data.forward_backward(make_batch().take([rank]), bad, temperature=1.0)
     skipped = data.step()["skipped"].value
     same = all(torch.equal(tensor, before[name]) for name, tensor in data.weights())
-    return {"said": said, "skipped": skipped, "same": same, "refused": str(refused.value)}
+    return {"logged": logged, "skipped": skipped, "same": same, "refused": str(refused.value)}
 
 
 @pytest.fixture(scope="module")
-def said_by_two_ranks(path, tmp_path_factory):
-    return run_ranks(2, what_two_ranks_say, tmp_path_factory.mktemp("ranks"), path, preload=PRELOAD)
+def reports_of_two_ranks(path, tmp_path_factory):
+    return run_ranks(2, report_of_rank, tmp_path_factory.mktemp("ranks"), path, preload=PRELOAD)
 
 
-def test_padding_of_the_vocabulary_is_said_once(said_by_two_ranks):
-    expected = (
-        "the vocabulary of 61 is padded to 62 for tensor_parallel=2; padding has no probability and is in no file"
-    )
-    assert [report["said"] for report in said_by_two_ranks] == [[expected], []]
+def test_padding_of_the_vocabulary_is_logged_once(reports_of_two_ranks):
+    expected = "vocabulary of 61 padded to 62 for tensor_parallel=2; padding has zero probability and is never saved"
+    assert [report["logged"] for report in reports_of_two_ranks] == [[expected], []]
 
 
-def test_a_bad_gradient_of_one_rank_changes_nothing_on_any(said_by_two_ranks):
-    assert [(report["skipped"], report["same"]) for report in said_by_two_ranks] == [(1.0, True)] * 2
+def test_a_nan_gradient_on_one_rank_skips_the_step_on_all(reports_of_two_ranks):
+    assert [(report["skipped"], report["same"]) for report in reports_of_two_ranks] == [(1.0, True)] * 2
 
 
-def test_weights_travel_in_buckets_of_one_type():
+def test_weights_are_grouped_into_buckets_of_one_type():
     from rlcore_megatron.layout import Entry
     from rlcore_megatron.weights import _buckets
 
@@ -314,13 +312,13 @@ def test_weights_travel_in_buckets_of_one_type():
     assert names == [["a", "b"], ["c"], ["d"], ["e"], ["f"], ["g", "h"], ["i"]]
 
 
-def test_two_grids_in_one_process_are_refused(said_by_two_ranks):
+def test_two_grids_in_one_process_are_refused(reports_of_two_ranks):
     expected = (
-        "two models of one process want different grids: tensor, pipeline, context and expert sizes (2, 1, 1, 1) and"
+        "two models of one process need different grids: tensor, pipeline, context and expert sizes (2, 1, 1, 1) and"
         " (1, 2, 1, 1)\n"
-        "Give all roles of a pool the same backend sizes, or type  placement=split"
+        "Set the same backend sizes for all roles of a pool, or type  placement=split"
     )
-    assert [report["refused"] for report in said_by_two_ranks] == [expected] * 2
+    assert [report["refused"] for report in reports_of_two_ranks] == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -346,7 +344,7 @@ def test_two_grids_in_one_process_are_refused(said_by_two_ranks):
         ),
     ],
 )
-def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, message):
+def test_a_grid_that_does_not_fit_is_refused_with_the_sizes_that_do(settings, world_size, message):
     with pytest.raises(ConfigError) as refused:
         check_sizes(MegatronConfig(**settings), world_size)
 
@@ -389,31 +387,31 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
         (
             "qwen3",
             {"pipeline_parallel": 3, "first_stage_layers": 1},
-            "first_stage_layers=1: the other stages (2) cannot share equally what is left of num_hidden_layers=4\n"
+            "first_stage_layers=1: the other stages (2) cannot split the rest of num_hidden_layers=4 equally\n"
             "Type  backend.first_stage_layers=N  with N one of 2",
         ),
         (
             "qwen3",
             {"pipeline_parallel": 2, "first_stage_layers": 1, "last_stage_layers": 2},
-            "first_stage_layers=1 and last_stage_layers=2: the other stages (0) cannot share equally what is left of"
-            " num_hidden_layers=4\nType  backend.first_stage_layers=N  with N one of 2",
+            "first_stage_layers=1 and last_stage_layers=2: the other stages (0) cannot split the rest of"
+            " num_hidden_layers=4 equally\nType  backend.first_stage_layers=N  with N one of 2",
         ),
         (
             "qwen3",
             {"pipeline_parallel": 2, "last_stage_layers": 4},
-            "last_stage_layers=4: the other stages (1) cannot share equally what is left of num_hidden_layers=4\n"
+            "last_stage_layers=4: the other stages (1) cannot split the rest of num_hidden_layers=4 equally\n"
             "Type  backend.last_stage_layers=N  with N one of 1, 2, 3",
         ),
         (
             "qwen3",
             {"pipeline_parallel": 8, "last_stage_layers": 1},
-            "last_stage_layers=1: the other stages (7) cannot share equally what is left of num_hidden_layers=4\n"
+            "last_stage_layers=1: the other stages (7) cannot split the rest of num_hidden_layers=4 equally\n"
             "Type  backend.last_stage_layers=0",
         ),
         (
             "qwen3",
             {"expert_parallel": 2},
-            "expert_parallel=2, and qwen3 has no experts\nType  backend.expert_parallel=1",
+            "expert_parallel=2, but qwen3 has no experts\nType  backend.expert_parallel=1",
         ),
         (
             "qwen3_moe",
@@ -424,7 +422,7 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
         (
             "qwen3_moe",
             {"tensor_parallel": 2},
-            "tensor_parallel=2 of a mixture needs its tokens cut and its experts shared\n"
+            "tensor_parallel=2 of a mixture needs sequence_parallel=true and expert_parallel above 1\n"
             "Type  backend.sequence_parallel=true backend.expert_parallel=2",
         ),
     ],
@@ -443,7 +441,7 @@ def test_a_grid_that_does_not_fit_says_which_sizes_do(settings, world_size, mess
         "experts and tensor",
     ],
 )
-def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, settings, message, tmp_path):
+def test_a_grid_that_does_not_divide_the_model_is_refused_with_the_sizes_that_do(family, settings, message, tmp_path):
     with pytest.raises(ConfigError) as refused:
         check_divides(read_config(Path(save_model(family, tmp_path))), MegatronConfig(**settings))
 
@@ -461,12 +459,12 @@ def test_a_model_that_a_grid_does_not_divide_says_which_sizes_do(family, setting
             {"last_stage_layers": 2, "pipeline_parallel": 2, "virtual_stages": 2},
             "last_stage_layers=2 needs pipeline_parallel above 1 and virtual_stages=1",
         ),
-        ({"fp8": "hybrid", "layers": "local"}, "fp8=hybrid needs the layers of Transformer Engine, and layers=local"),
+        ({"fp8": "hybrid", "layers": "local"}, "fp8=hybrid needs the layers of Transformer Engine, but layers=local"),
         ({"context_parallel": 0}, "context_parallel: expected at least 1, got 0"),
         ({"lora_rank": 8}, "lora_rank=8: megatron-core has no adapters"),
     ],
 )
-def test_settings_that_contradict_are_refused(settings, start):
+def test_contradictory_settings_are_refused(settings, start):
     with pytest.raises(ConfigError) as refused:
         MegatronConfig(**settings)
 
@@ -482,7 +480,7 @@ def test_settings_that_contradict_are_refused(settings, start):
     [({"layers": "transformer_engine"}, "layers=transformer_engine"), ({"fp8": "e4m3"}, "fp8=e4m3")],
 )
 @pytest.mark.parametrize("when", ["planned", "made"])
-def test_an_option_that_needs_transformer_engine_says_so(settings, named, when, path):
+def test_options_that_need_transformer_engine_are_refused_without_it(settings, named, when, path):
     half = {"precision": "bfloat16"}
 
     with pytest.raises(ConfigError) as refused:
@@ -494,7 +492,7 @@ def test_an_option_that_needs_transformer_engine_says_so(settings, named, when, 
 
 
 def planned(path, *, device="cuda", world_size=8, precision="float32", **settings):
-    """What is said before anything starts."""
+    """Return the number of data-parallel ranks, or raise what a plan raises."""
     return MegatronBackend.data_parallel(
         MegatronConfig(**settings),
         model=ModelConfig(path=path, precision=precision),
@@ -503,7 +501,7 @@ def planned(path, *, device="cuda", world_size=8, precision="float32", **setting
     )
 
 
-def test_a_plan_knows_who_shares_rows(path):
+def test_plan_counts_the_data_parallel_ranks(path):
     assert planned(path) == 8
     assert planned(path, tensor_parallel=2) == 4
     assert planned(path, tensor_parallel=2, pipeline_parallel=4) == 1
@@ -516,11 +514,11 @@ def test_a_plan_knows_who_shares_rows(path):
         ({"device": "cpu"}, "backend=megatron needs CUDA devices"),
         ({"world_size": 6, "pipeline_parallel": 4}, "6 devices cannot be divided by pipeline_parallel 4 = 4"),
         ({"world_size": 6, "pipeline_parallel": 3}, "pipeline_parallel=3 does not divide num_hidden_layers=4"),
-        ({"expert_parallel": 2}, "expert_parallel=2, and qwen3 has no experts"),
+        ({"expert_parallel": 2}, "expert_parallel=2, but qwen3 has no experts"),
     ],
     ids=["no cuda", "devices", "layers", "experts"],
 )
-def test_what_cannot_run_is_refused_before_anything_starts(given, first, path):
+def test_settings_that_cannot_run_are_refused_before_anything_starts(given, first, path):
     with pytest.raises(ConfigError, match=first):
         planned(path, **given)
 
@@ -530,7 +528,7 @@ def test_a_family_without_a_table_is_refused_before_anything_starts(tmp_path):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"model_type": "gemma"}))
 
-    with pytest.raises(ModelError, match="has model_type 'gemma', and backend=megatron has tables for llama"):
+    with pytest.raises(ModelError, match="has model_type 'gemma', but backend=megatron has tables only for llama"):
         planned(str(path))
 
 
@@ -545,7 +543,7 @@ def test_a_plan_does_not_import_megatron_core(path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_machine_without_cuda_is_told_what_to_use(path):
+def test_error_without_cuda_names_the_backends_to_use(path):
     with pytest.raises(ConfigError) as refused:
         MegatronBackend(MegatronConfig(), model=ModelConfig(path=path), optimizer=GENTLE, context=BackendContext())
 
@@ -571,7 +569,7 @@ def test_a_machine_without_cuda_is_told_what_to_use(path):
         ),
     ],
 )
-def test_megatron_core_missing_or_of_another_version(installed, first, second, path, monkeypatch):
+def test_megatron_core_missing_or_of_another_version_is_refused(installed, first, second, path, monkeypatch):
     real = importlib.metadata.version
 
     def version(name):
@@ -598,7 +596,7 @@ def test_megatron_core_missing_or_of_another_version(installed, first, second, p
     ],
     ids=["dynamic", "yarn", "partial"],
 )
-def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_path):
+def test_positions_that_megatron_core_does_not_support_are_refused(rope, what, tmp_path):
     path = Path(save_model("llama", tmp_path))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
@@ -614,14 +612,14 @@ def test_positions_that_megatron_core_does_not_have_are_refused(rope, what, tmp_
         ("garbage", "has a damaged file"),
         (
             "more",
-            r"has 1 tensors that the table of its family does not know, the first is model\.layers\.0\.extra\.weight",
+            r"has 1 tensors that are not in the table of its family, the first is model\.layers\.0\.extra\.weight",
         ),
-        ("shape", r"has shape \[61, 32\], and \[70, 32\] is wanted"),
+        ("shape", r"has shape \[61, 32\] instead of \[70, 32\]"),
         ("fewer layers", r"holds 11 weights that its config.json has no place for, the first is model\.layers\.3\."),
         ("not finite", r"model\.layers\.1\.mlp\.down_proj\.weight has 1 values that are not finite\nCopy the whole"),
     ],
 )
-def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
+def test_a_damaged_model_directory_is_refused(damage, text, path, tmp_path):
     broken = Path(shutil.copytree(path, tmp_path / "broken"))
     file = broken / "model.safetensors"
     if damage == "missing":
@@ -648,7 +646,7 @@ def test_a_damaged_model_directory_is_named(damage, text, path, tmp_path):
         make_megatron(str(broken))
 
 
-def test_a_sample_is_computed_alone_whatever_lies_beside_it(path):
+def test_a_packed_sample_does_not_depend_on_its_neighbours(path):
     backend, batch = make_megatron(path), make_batch()
 
     together = backend.forward(batch, temperature=1.0).log_probs.split(LENGTHS)

@@ -1,4 +1,4 @@
-"""Checkpoints: the same bits on the same grid, the same losses on others, refused when broken, exported for transformers."""
+"""Checkpoints: resumed exactly on the same grid, closely on others, refused when damaged, exported for transformers."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ GRIDS = {
     "context-and-data": (4, {"context_parallel": 2}, {}),
     "one": (1, {}, {}),
     "half": (2, {"tensor_parallel": 2}, {"precision": "bfloat16"}),
-    "critic": (2, {"pipeline_parallel": 2}, {"head": "value"}),  # its stages have unequally many parameters
+    "critic": (2, {"pipeline_parallel": 2}, {"head": "value"}),  # its stages have different numbers of parameters
     "experts": (2, {"expert_parallel": 2}, {"family": "qwen3_moe"}),
     "experts-pipeline": (2, {"pipeline_parallel": 2}, {"family": "qwen3_moe"}),
     "experts-alone": (1, {}, {"family": "qwen3_moe"}),
@@ -39,7 +39,7 @@ GRIDS = {
 
 
 WRITTEN = ["tensor", "plain", "half", "critic", "experts", "context"]
-"""By two ranks."""
+"""Grids of two ranks that write checkpoints."""
 
 
 def shares(dp_size):
@@ -55,7 +55,7 @@ def make(grid, paths, rank, seed):
 
 
 def go_on(backend, directory, name):
-    """Train, and leave the weights behind; returns the losses of this rank."""
+    """Train, save the weights, and return the losses of this rank."""
     share = shares(backend.mesh.dp_size)[backend.mesh.dp_rank]
     after = train(backend, make_batch(), STEPS, share=share)
     weights = whole_weights(backend)
@@ -65,7 +65,7 @@ def go_on(backend, directory, name):
 
 
 def write(rank, world, directory, paths, grids):
-    """Train, save, train on, for each grid."""
+    """Train, save and continue training, for each grid."""
     report = {}
     for grid in grids:
         backend = make(grid, paths, rank, seed=3)
@@ -76,14 +76,14 @@ def write(rank, world, directory, paths, grids):
         torch.distributed.barrier()
         saving = backend.save_async(target)
         complete_at_once = (target / "backend.json").exists()
-        report[grid] = go_on(backend, directory, f"after-{grid}")  # while it is being written
+        report[grid] = go_on(backend, directory, f"after-{grid}")  # while the checkpoint is written
         saving.finish()
         assert not complete_at_once and (target / "backend.json").is_file()
     return report
 
 
 def read(rank, world, directory, paths, pairs, source):
-    """Load into a fresh backend and train on, for each (grid that wrote, grid that reads)."""
+    """Load into a new backend and continue training, for each (grid that wrote, grid that reads)."""
     report = {}
     for written, grid in pairs:
         backend = make(grid, paths, rank, seed=9)
@@ -94,7 +94,7 @@ def read(rank, world, directory, paths, pairs, source):
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """qwen2: tied embeddings, biases, and a vocabulary that two devices must pad."""
+    """Model paths; qwen2 has tied embeddings, biases, and a vocabulary that two devices must pad."""
     root = tmp_path_factory.mktemp("models")
     return {family: save_model(family, root / family, initializer_range=0.2) for family in ("qwen2", "qwen3_moe")}
 
@@ -106,7 +106,7 @@ def path(paths):
 
 @pytest.fixture(scope="module")
 def written(paths, tmp_path_factory):
-    """(reports of the ranks by grid, directory with one checkpoint for each)"""
+    """Reports of the ranks by grid, and a directory with one checkpoint of each grid."""
     directory, reports = tmp_path_factory.mktemp("written"), {}
     for world, grids in ((2, WRITTEN), (4, ["tensor-and-data"])):
         found = run_ranks(world, write, directory, paths, grids, preload=PRELOAD, timeout_s=300)
@@ -157,7 +157,7 @@ def resumed(paths, written, tmp_path_factory):
 
 
 @pytest.mark.parametrize("grid", [*WRITTEN, "tensor-and-data"])
-def test_the_same_grid_goes_on_with_the_same_bits(grid, written, resumed):
+def test_the_same_grid_resumes_bit_for_bit(grid, written, resumed):
     reports, directory = resumed(GRIDS[grid][0])
 
     assert [one[f"{grid}-{grid}"] for one in reports] == written[0][grid]
@@ -170,7 +170,7 @@ def test_the_same_grid_goes_on_with_the_same_bits(grid, written, resumed):
 @pytest.mark.parametrize(
     ("written_by", "read_by"), [pair for pairs in PAIRS.values() for pair in pairs if pair[0] != pair[1]]
 )
-def test_another_grid_goes_on_with_the_same_losses(written_by, read_by, written, resumed):
+def test_another_grid_resumes_with_the_same_losses(written_by, read_by, written, resumed):
     reports, directory = resumed(GRIDS[read_by][0])
 
     def losses(reports):
@@ -185,7 +185,7 @@ def test_another_grid_goes_on_with_the_same_losses(written_by, read_by, written,
 
 
 @pytest.mark.parametrize("written_by", ["tensor", "context"])
-def test_one_process_goes_on_as_well(written_by, paths, written):
+def test_one_process_resumes_with_the_same_losses(written_by, paths, written):
     backend = make("one", paths, 0, seed=9)
     backend.load(written[1] / written_by)
 
@@ -196,7 +196,7 @@ def test_one_process_goes_on_as_well(written_by, paths, written):
 
 
 @pytest.mark.parametrize(("written_by", "read_by"), [("tensor", "one"), ("experts", "experts-alone")])
-def test_an_export_is_a_model_that_transformers_loads(written_by, read_by, paths, written, tmp_path):
+def test_transformers_loads_an_exported_model(written_by, read_by, paths, written, tmp_path):
     backend = make(read_by, paths, 0, seed=9)
     backend.load(written[1] / written_by)
 
@@ -234,7 +234,7 @@ def test_a_critic_keeps_its_value_head(path, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"], ids=["tied", "untied"])
-def test_an_exported_critic_is_a_whole_model_with_its_head(family, tmp_path):
+def test_an_exported_critic_is_a_complete_model_with_its_head(family, tmp_path):
     path, context = save_model(family, tmp_path / "model"), {"head": "value"}
     critic, saved, target = make_megatron(path, context=context), tmp_path / "saved", tmp_path / "exported"
     train(critic, make_batch(), 2)
@@ -255,7 +255,7 @@ def test_an_exported_critic_is_a_whole_model_with_its_head(family, tmp_path):
             MegatronBackend.export(saved, target)
 
 
-def test_an_export_says_that_it_is_float32(tmp_path):
+def test_config_of_an_export_has_dtype_float32(tmp_path):
     path = save_model("qwen3", tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(config.read_text().replace('"dtype": "float32"', '"dtype": "bfloat16"'))
@@ -286,14 +286,14 @@ def test_a_checkpoint_of_other_layers_is_refused(path, written, tmp_path):
     other = make_megatron(save_model("qwen2", tmp_path / "other", num_hidden_layers=2))
     before = whole_weights(other)
 
-    with pytest.raises(ModelError, match=r"of another model: num_hidden_layers is 4 there and 2 here\nGive the model"):
+    with pytest.raises(ModelError, match=r"of another model: num_hidden_layers is 4 there and 2 here\nUse the model"):
         other.load(written[1] / "tensor")
 
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.weights())
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off", "no state", "garbage", "a tensor less"])
-def test_a_damaged_checkpoint_names_the_file_and_changes_nothing(damage, written, paths, tmp_path):
+def test_a_damaged_checkpoint_is_refused_with_the_file_and_changes_nothing(damage, written, paths, tmp_path):
     backend = make("one", paths, 0, seed=9)
     directory = shutil.copytree(written[1] / "tensor", tmp_path / "checkpoint")
     shard = sorted((directory / "shards").iterdir())[-1]

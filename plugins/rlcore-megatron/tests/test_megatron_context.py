@@ -1,4 +1,4 @@
-"""Ranks that share the tokens of a sample: parts of it with nothing to compute, borders, and what attention is made with."""
+"""Context parallelism: parts without loss tokens, sample borders, and the configuration that attention gets."""
 
 import warnings
 from types import SimpleNamespace
@@ -13,8 +13,8 @@ from rlcore.testing import run_ranks
 from rlcore.testing.training import column, make_batch, policy_loss
 
 BATCHES = {
-    # a prompt has two tokens: the loss sees the others, each from the token before it
-    "the first target of a part": [4],  # place 2, from place 1 on the other rank
+    # a prompt has two tokens; the others are under the loss, each computed from the token before it
+    "the first target of a part": [4],  # position 2, computed from position 1 on the other rank
     "a part without targets": [3],
     "a part of padding": [1],
     "nothing under the loss": [2, 2, 1],
@@ -34,7 +34,7 @@ PLAIN_STEPS = OptimizerConfig(lr=0.0, clip_grad_norm=0.0)
 
 
 def of_batches(backend):
-    """Name -> (outputs, norm of the gradient); offloaded and brought back in between."""
+    """Return name -> (outputs, gradient norm), with an offload and a reload before the step."""
     found = {}
     for name, lengths in BATCHES.items():
         batch = make_batch(lengths)
@@ -47,7 +47,7 @@ def of_batches(backend):
 
 
 def alone(backend):
-    """[[outputs of a sample]] one by one, and in one micro-batch."""
+    """Return the outputs of each sample, computed one by one and in one micro-batch."""
     batch = make_batch(BATCHES["a long sample beside short ones"])
     each = [column(backend.forward(batch.take([row]), temperature=0.9)).tolist() for row in range(len(batch))]
     together = column(backend.forward(batch, temperature=0.9)).split(batch.lengths.tolist())
@@ -55,7 +55,7 @@ def alone(backend):
 
 
 def compute(rank, world, directory, path):
-    """What a rank does: every case of its world, one after the other."""
+    """Run every case of a world size on one rank, one after the other."""
     report = []
     for size, config, head in CASES:
         if size == world:
@@ -72,7 +72,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reports(path, tmp_path_factory):
-    """Case -> the reports of its ranks."""
+    """Reports of the ranks, by case."""
     found = []
     for world in (2, 4):
         ranks = run_ranks(world, compute, tmp_path_factory.mktemp(f"world{world}"), path, preload=PRELOAD)
@@ -81,7 +81,7 @@ def reports(path, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=str)
-def test_parts_without_anything_to_do_and_borders_equal_local(case, path, reports):
+def test_parts_without_loss_tokens_and_sample_borders_equal_local(case, path, reports):
     local = make_local(path, optimizer=PLAIN_STEPS, context={"head": CASES[case][2]})
 
     for name, (outputs, norm) in of_batches(local).items():
@@ -100,7 +100,7 @@ def test_attention_never_crosses_a_sample(case, reports):
 
 
 class Engine(nn.Module):
-    """In the place of Transformer Engine's attention: it says what it was made with and what it was given."""
+    """Stand-in for Transformer Engine's attention that records its configuration and arguments."""
 
     def __init__(self, config, layer_number):
         super().__init__()
@@ -112,7 +112,7 @@ class Engine(nn.Module):
         return query
 
 
-def test_any_attention_is_made_for_some_of_the_heads_and_gets_the_borders_of_all_samples(monkeypatch):
+def test_wrapped_attention_has_a_part_of_the_heads_and_gets_the_borders_of_all_samples(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from rlcore_megatron import MegatronConfig, context_parallel, model

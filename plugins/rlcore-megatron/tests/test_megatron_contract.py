@@ -1,4 +1,4 @@
-"""The contract of backends at world size 1."""
+"""The contract tests of backends at world size 1."""
 
 from cpu_double import CPUMegatron
 from rlcore_megatron import MegatronConfig

@@ -1,8 +1,8 @@
 """Log-probs, losses, gradient norms and weights after six steps equal those of `local`, on every grid.
 
-Tolerances: sums over devices and micro-batches are added in another order than in one process, which in float32 changes the
-last bit or two (6e-8 relative each) of every step; six steps of an optimiser that divides by nothing smaller than 1e-2 let
-that grow by less than a hundred. A lost or doubled gradient is off by 1e-2 at least.
+Tolerances: sums over devices and micro-batches are added in another order than in one process, which changes the last one
+or two float32 bits (6e-8 relative each) in every step. Over six steps of an optimiser that never divides by less than 1e-2,
+this grows by less than a factor of 100. A lost or doubled gradient is off by at least 1e-2.
 """
 
 import pytest
@@ -85,14 +85,14 @@ ALL = [
 
 
 def fields(name):
-    """(context, model) fields of a case."""
+    """Return the fields of BackendContext and ModelConfig of a case."""
     given = CASES[name][3]
     context = {key: value for key, value in given.items() if key == "head"}
     return context, {key: value for key, value in given.items() if key != "head"}
 
 
 def some_steps(rank, world, directory, names, paths):
-    """What a rank does: every case, one after the other."""
+    """Run every case on one rank, one after the other."""
     report = {}
     for name in names:
         _, family, config, _ = CASES[name]
@@ -118,7 +118,7 @@ def paths(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(paths, tmp_path_factory):
-    """Case and world size -> (reports of the ranks, directory); made when first asked for, with others of that size."""
+    """Function from case and world size to (reports of the ranks, directory); runs all cases of a size on first use."""
     made = {}
 
     def run(name, world):
@@ -137,7 +137,7 @@ def runs(paths, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def oracle(paths, tmp_path_factory):
-    """Case -> the report of `local`."""
+    """Function from a case to the report of `local`."""
     made, directory = {}, tmp_path_factory.mktemp("local")
 
     def run(name):
@@ -167,7 +167,7 @@ def test_steps_equal_local(name, world, runs, oracle):
 
 
 @pytest.mark.parametrize(("name", "world"), ALL)
-def test_weights_come_back_with_the_bits_of_the_files(name, world, runs, paths):
+def test_weights_equal_the_files_bit_for_bit(name, world, runs, paths):
     _, directory = runs(name, world)
     _, family, _, _ = CASES[name]
 
@@ -178,7 +178,7 @@ def test_weights_come_back_with_the_bits_of_the_files(name, world, runs, paths):
     assert len(found) >= len(expected) - 1  # a critic has no output embedding
 
 
-def test_steps_move_every_weight_further_than_the_tolerance(oracle, paths):
+def test_steps_change_every_weight_by_more_than_the_tolerance(oracle, paths):
     weights = load_file(oracle("qwen3")["file"])
     start = dict(load_model(paths["qwen3"]).named_parameters())
 

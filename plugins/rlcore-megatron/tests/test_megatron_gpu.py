@@ -1,4 +1,4 @@
-"""What needs CUDA devices: the contract there, and Transformer Engine's packed attention against the core's buckets."""
+"""Tests that need CUDA devices: the backend contract, and Transformer Engine's packed attention against rlcore's buckets."""
 
 import importlib.util
 
@@ -25,7 +25,7 @@ class TestOnGPU(BackendContract):
 
 @pytest.mark.skipif(not HAS_ENGINE, reason="no Transformer Engine")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
-def test_transformer_engine_says_what_the_buckets_say(family, tmp_path):
+def test_transformer_engine_gives_the_same_outputs_as_the_buckets(family, tmp_path):
     path, batch = save_model(family, tmp_path, hidden_size=64, head_dim=64), make_batch().to("cuda:0")
 
     def make(layers):
@@ -68,7 +68,7 @@ def steps_of_a_rank(rank, world, directory, path, config):
     ],
     ids=str,
 )
-def test_two_devices_over_nccl_equal_local_on_one(config, tmp_path):
+def test_two_devices_over_nccl_give_the_results_of_local_on_one(config, tmp_path):
     path = save_model("qwen3", tmp_path / "model")
 
     reports = run_ranks(2, steps_of_a_rank, tmp_path / "ranks", path, config, preload=PRELOAD, timeout_s=300)

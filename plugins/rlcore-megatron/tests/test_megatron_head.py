@@ -1,4 +1,4 @@
-"""Log-probs and entropy over a vocabulary in parts: values and gradients of the plain way, padding without probability."""
+"""Log-probs and entropy over a split vocabulary: same values and gradients as the direct computation, also with padding."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def example():
 
 
 def statistics(rank, world, directory, padded, chunk):
-    """[log-probs, entropy, gradient of hidden, gradient of this part of the weight]"""
+    """Return log-probs, entropy, the gradient of hidden states and that of this part of the weight."""
     hidden, weight, targets = example()
     rows = padded // world
     weight = torch.nn.functional.pad(weight, (0, 0, 0, padded - VOCABULARY))[rank * rows : (rank + 1) * rows]
@@ -38,9 +38,9 @@ def statistics(rank, world, directory, padded, chunk):
     return [tensor.tolist() for tensor in (*(t.detach() for t in found), hidden.grad, weight.grad)]
 
 
-# two parts of 8 with 3 rows of padding, and four of 8, of which the last two have next to nothing and nothing
+# two parts of 8 rows with 3 rows of padding; four parts of 8, of which the last two are almost or entirely padding
 @pytest.mark.parametrize(("world", "padded", "chunk"), [(2, 16, 0), (2, 14, 3), (4, 32, 2)])
-def test_values_and_gradients_are_those_of_the_plain_way(world, padded, chunk, tmp_path):
+def test_values_and_gradients_equal_the_direct_computation(world, padded, chunk, tmp_path):
     hidden, weight, targets = (tensor.double() if tensor.is_floating_point() else tensor for tensor in example())
     hidden.requires_grad_()
     weight.requires_grad_()

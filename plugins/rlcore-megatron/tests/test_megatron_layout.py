@@ -1,4 +1,4 @@
-"""Where parameters lie in Hugging Face tensors: literal places, and whole again from any number of devices."""
+"""Mapping of parameters to Hugging Face tensors: exact positions, and round trips on any number of devices."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from rlcore.errors import ModelError
 
 
 def qkv(devices):
-    """Two query heads for each of two groups, heads of 3: q has 12 rows, k and v 6 each."""
+    """Return an entry with two groups of two query heads, head size 3: q has 12 rows, k and v 6 each."""
     return Entry(
         theirs=("q", "k", "v"),
         shape=(24 // devices, 2),
@@ -25,7 +25,7 @@ def qkv(devices):
     )
 
 
-def test_heads_are_woven_group_by_group():
+def test_heads_are_interleaved_group_by_group():
     q, k, v = torch.arange(12), torch.arange(100, 106), torch.arange(200, 206)
 
     woven = qkv(1).weave([part[:, None].repeat(1, 2) for part in (q, k, v)])
@@ -67,7 +67,7 @@ def test_padding_of_the_vocabulary_is_in_no_slice():
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kind", ["qkv", "gate and up", "columns"])
-def test_whole_tensors_come_back_from_their_parts(kind, devices, tmp_path):
+def test_full_tensors_are_restored_from_their_parts(kind, devices, tmp_path):
     entries = {
         "qkv": qkv(devices),
         "gate and up": Entry(
@@ -96,7 +96,7 @@ def test_whole_tensors_come_back_from_their_parts(kind, devices, tmp_path):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_slices_of_slices_are_put_together(axis, tmp_path):
+def test_slices_are_assembled_from_stored_slices(axis, tmp_path):
     whole = torch.arange(60.0).reshape(6, 10)
     for i, (start, stop) in enumerate([(0, 2), (2, 3), (3, whole.shape[axis])]):
         part = whole.narrow(axis, start, stop - start)
@@ -120,12 +120,12 @@ class _Config:
     [
         (
             "gemma3",
-            "model.path=DIR has model_type 'gemma3', and backend=megatron has tables for llama, qwen2, qwen3, qwen3_moe\n"
-            "Type  backend=fsdp, or add a table: README of rlcore-megatron, 'A family of models'",
+            "model.path=DIR has model_type 'gemma3', but backend=megatron has tables only for llama, qwen2, qwen3, qwen3_moe\n"
+            "Type  backend=fsdp, or add a table: README of rlcore-megatron, 'Adding a model family'",
         ),
         (
             "qwen3",
-            "model.path=DIR has attention_bias=True, and backend=megatron knows qwen3 with attention_bias=False only\n"
+            "model.path=DIR has attention_bias=True, but backend=megatron supports qwen3 only with attention_bias=False\n"
             "Type  backend=fsdp",
         ),
     ],
@@ -154,18 +154,18 @@ def test_attention_window_is_refused(config_class, changes, setting):
     config = getattr(transformers, config_class)(**changes)
     tables = {"mistral": FAMILIES["llama"], "llama4_text": FAMILIES["llama"], **FAMILIES}
 
-    with pytest.raises(ModelError, match=f"DIR has {setting}, and backend=megatron .*\nType  backend=fsdp"):
+    with pytest.raises(ModelError, match=f"DIR has {setting}, but backend=megatron .*\nType  backend=fsdp"):
         family_of(config, tables, "DIR")
 
 
 @pytest.mark.parametrize("config_class", ["LlamaConfig", "Qwen2Config", "Qwen3Config", "Qwen3MoeConfig"])
-def test_window_that_the_model_does_not_use_is_accepted(config_class):
+def test_unused_attention_window_is_accepted(config_class):
     config = getattr(transformers, config_class)(sliding_window=4096, norm_topk_prob=True)
 
     assert family_of(config, FAMILIES, "DIR") is FAMILIES[config.model_type]
 
 
-def test_a_parameter_without_a_rule_is_named():
+def test_a_parameter_without_a_rule_is_refused():
     plan = Plan(
         family=Family(rules=(Rule(ours="a.weight", theirs=("a",)),)),
         config=_Config(),
@@ -183,8 +183,8 @@ def test_a_parameter_without_a_rule_is_named():
     )
 
 
-def test_a_tensor_that_two_parameters_are_made_of_is_named():
-    with pytest.raises(ModelError, match="makes two parameters of q\n"):
+def test_a_tensor_used_by_two_parameters_is_refused():
+    with pytest.raises(ModelError, match="uses q for two parameters\n"):
         check_once([qkv(1), qkv(1)], "mine")
 
 

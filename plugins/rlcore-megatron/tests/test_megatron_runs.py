@@ -1,4 +1,4 @@
-"""Whole runs with two hosts through Ray: they learn as with `local`, from tensor and from pipeline parallel workers."""
+"""Complete runs with two hosts on Ray: same metrics as `local`, with tensor- and pipeline-parallel workers."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ CONTEXT = "backend.context_parallel=2"
 
 @pytest.fixture(scope="module", autouse=True)
 def _quickstart_assets():
-    """Made once; kept across runs of the tests where the user's cache is."""
+    """Use the user's cache directory, so that the assets are created only once."""
     os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -32,7 +32,7 @@ def settings(directory, *more, steps=3):
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory):
-    """Arguments -> metrics of the run with backend=local in one process."""
+    """Function from arguments to the metrics of a run with backend=local in one process."""
     made = {}
 
     def run(*more, steps=3):
@@ -56,7 +56,7 @@ def oracle(tmp_path_factory):
         pytest.param(PPO, CONTEXT, id="ppo on two context ranks", marks=pytest.mark.slow),
     ],
 )
-def test_two_ranks_train_as_local_does(algorithm, grid, tmp_path, oracle):
+def test_two_ranks_train_with_the_same_metrics_as_local(algorithm, grid, tmp_path, oracle):
     train(settings(tmp_path, *algorithm, BACKEND, grid, *TWO), dry_run=False)
 
     for found, expected in zip(metrics(tmp_path), oracle(*algorithm), strict=True):
@@ -64,7 +64,7 @@ def test_two_ranks_train_as_local_does(algorithm, grid, tmp_path, oracle):
 
 
 @pytest.mark.slow
-def test_weights_of_two_stages_travel_to_a_rollout_in_another_pool(tmp_path, oracle):
+def test_weights_of_two_stages_are_sent_to_a_rollout_in_another_pool(tmp_path, oracle):
     ray.init(num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
     try:
         address = f"runtime.address={ray.get_runtime_context().gcs_address}"
@@ -89,7 +89,7 @@ def test_the_quickstart_learns_on_two_ranks(grid, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_tensor_ranks_train_as_local_does_and_go_on_exactly(tmp_path, oracle):
+def test_two_tensor_ranks_train_like_local_and_resume_exactly(tmp_path, oracle):
     every = ["checkpoint.every_steps=2", BACKEND, TENSOR, *TWO]
     train(settings(tmp_path / "whole", *every, steps=4), dry_run=False)
     whole = metrics(tmp_path / "whole")

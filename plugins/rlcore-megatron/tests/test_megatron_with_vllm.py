@@ -1,4 +1,4 @@
-"""Megatron trains on two tensor ranks and vLLM generates: in one pool by turns, and in a pool of its own."""
+"""Training with Megatron on two tensor-parallel ranks, sampling with vLLM, in one shared pool and in separate pools."""
 
 import json
 import logging
@@ -32,23 +32,23 @@ def cluster():
 
 
 def steps(directory, *settings):
-    address = f"runtime.address={ray.get_runtime_context().gcs_address}"  # four cores, whatever the machine has
+    address = f"runtime.address={ray.get_runtime_context().gcs_address}"  # a cluster with four cores on any machine
     train([*BASE, address, f"run.directory={directory}", *settings], dry_run=False)
     return [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()][1:]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Algorithm -> the steps of the same run with backend=local on one host."""
+    """Function from an algorithm to the steps of the same run with backend=local on one host."""
     return {name: steps(tmp_path_factory.mktemp(name), f"algorithm={name}") for name in ("grpo", "ppo")}
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("places", [TOGETHER, APART], ids=["one pool, by turns", "two pools"])
-def test_the_engine_draws_from_what_two_tensor_ranks_have_learned(algorithm, places, alone, tmp_path):
+def test_the_engine_samples_from_the_weights_of_two_tensor_ranks(algorithm, places, alone, tmp_path):
     found = steps(tmp_path, f"algorithm={algorithm}", *MEGATRON, *places)
 
-    # Old weights in any part of the engine would show in the gap: every step changes log-probs by far more.
+    # Stale weights in the engine would increase the gap, because every step changes log-probs by far more.
     assert [step["actor/rollout_logprob_gap"] for step in found] == pytest.approx([0.0] * 3, abs=1e-5)
     for step, wanted in zip(found, alone[algorithm], strict=True):
         assert step["reward/mean"] == pytest.approx(wanted["reward/mean"], abs=0.05)

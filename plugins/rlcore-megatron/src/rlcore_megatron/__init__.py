@@ -1,7 +1,7 @@
-"""`backend=megatron`: tensor, pipeline and data parallel training on megatron-core.
+"""`backend=megatron`: tensor-, context-, pipeline- and data-parallel training on megatron-core.
 
-Reading order: config.py, backend.py (the whole of a step), families.py (which models, as data), layout.py (how their
-weights lie here and in Hugging Face files), then engine.py, model.py, head.py, optimizer.py, weights.py, checkpoint.py.
+Reading order: config.py, backend.py (a complete step), families.py (tables of the model families), layout.py (mapping of
+weights to Hugging Face tensors), then engine.py, model.py, head.py, optimizer.py, weights.py, checkpoint.py.
 """
 
 from rlcore_megatron.backend import MegatronBackend

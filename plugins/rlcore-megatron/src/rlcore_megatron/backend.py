@@ -1,9 +1,8 @@
-"""`megatron`: one model over tensor, context, pipeline and data parallel devices. The same results as `local`, whatever
-the grid.
+"""`megatron`: one model over tensor-, context-, pipeline- and data-parallel devices, with the same results as `local`.
 
-Every method but `offload` and `reload` is collective. All ranks of a pipeline or a context get the same rows and plan
-the same micro-batches; ranks with other rows plan their own, and then all run as many as the longest plan has, the
-missing ones on a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
+Every method except `offload` and `reload` is collective. All ranks of a pipeline or context group get the same rows and
+plan the same micro-batches; data-parallel ranks plan their own. All ranks run as many micro-batches as the longest plan
+has, and fill up with micro-batches of a single token whose loss is zero. Shapes: T tokens, n tokens under the loss.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class MegatronBackend:
 
     Config = MegatronConfig
     families: ClassVar[Mapping[str, Family]] = FAMILIES
-    """model_type -> how its weights are called here."""
+    """model_type -> mapping of its weights."""
 
     def __init__(
         self, config: MegatronConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
@@ -51,7 +50,7 @@ class MegatronBackend:
 
     @torch.no_grad()
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
-        """Outputs of all tokens under `loss_mask`, in batch order; zeros on ranks that do not return."""
+        """Compute the outputs of all tokens under `loss_mask`, in batch order; zeros on ranks that do not return."""
         found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
         offsets, plan = batch.offsets(), self._plan(batch)
         parts = [batch.take(rows) for rows in plan]
@@ -68,13 +67,13 @@ class MegatronBackend:
         return TokenOutputs(**found)
 
     def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
-        """Accumulate the gradients of every micro-batch; metrics are those of the last stage."""
+        """Accumulate the gradients of every micro-batch; only the last stage has metrics."""
         assert self._context.trained, "forward_backward on a frozen model"
         plan, metrics = self._plan(batch), []
         parts = [batch if len(rows) == len(batch) else batch.take(rows) for rows in plan]
 
         def compute(i: int, hidden: Tensor) -> Tensor:
-            total = hidden[:1].float().sum() * 0.0  # reaches the stages before, whatever the loss does
+            total = hidden[:1].float().sum() * 0.0  # so that earlier stages always get a gradient
             if plan[i]:
                 scalar, of_this = loss(self._outputs(parts[i], hidden, temperature), parts[i])
                 metrics.append(of_this)
@@ -85,7 +84,7 @@ class MegatronBackend:
         return merge_metrics(metrics)
 
     def step(self) -> Metrics:
-        """Sum gradients, clip, optimise; a gradient that is not finite changes nothing."""
+        """Sum and clip gradients and run the optimiser; skip the step if a gradient is not finite."""
         assert self._context.trained, "step on a frozen model"
         lr = lr_at(self._optimizer_config, self._num_steps, self._context.total_steps)
         norm = self._engine.step(lr)
@@ -95,41 +94,42 @@ class MegatronBackend:
         return {"grad_norm": Mean(norm), "lr": Mean(lr), "skipped": Mean(0.0)}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters under their Hugging Face names, tied ones once, the value head not, experts of a layer in one tensor.
+        """Return an iterator over all parameters under their Hugging Face names.
 
-        In the type that they compute with, on the device even while the model is offloaded.
+        Tied parameters appear once, the value head is left out, and the experts of a layer are one tensor. Tensors have
+        the precision of the model, and are on the device even while the model is offloaded.
         """
         return self._engine.weights()
 
     def save(self, directory: Path) -> None:
-        """Each rank writes its slices of Hugging Face tensors, float32 parameters and moments."""
+        """Write a checkpoint: each rank writes its slices of float32 parameters and moments."""
         self._engine.save(directory, self._num_steps).finish()
 
     def save_async(self, directory: Path) -> Saving:
-        """Return after a copy to host memory; a thread writes. Every rank calls `finish` of the result later."""
+        """Copy to host memory and write in a thread. Every rank must call `finish` on the result."""
         return self._engine.save(directory, self._num_steps)
 
     def load(self, directory: Path) -> None:
-        """Read everything that this rank needs; any grid may have written it."""
+        """Load this rank's part of a checkpoint, which any grid may have written."""
         self._num_steps = self._engine.load(directory)
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """A Hugging Face model in float32, a critic's with its head."""
+        """Write a Hugging Face model in float32, with the head of a critic."""
         from rlcore_megatron import checkpoint
 
         checkpoint.export(source, target)
 
     @staticmethod
     def takes_turns(config: MegatronConfig) -> bool:
-        """It can leave the device."""
+        """Return True: the model can be offloaded."""
         return True
 
     @staticmethod
     def model_bytes(config: MegatronConfig, num_parameters: int, *, world_size: int, trained: bool) -> int:
-        """A part of the parameters, with float32 gradients, main parameters and two moments of what is trained.
+        """Return the bytes of this device's parameters, with float32 gradients, main parameters and moments if trained.
 
-        Of float32 and bfloat16 the one that takes more; experts count as if not shared.
+        An upper bound for float32 and bfloat16; experts are counted as if they were not distributed.
         """
         devices = config.tensor_parallel * config.pipeline_parallel
         sharers = max(1, world_size // devices) if config.distributed_optimizer else 1
@@ -138,15 +138,15 @@ class MegatronBackend:
 
     @classmethod
     def data_parallel(cls, config: MegatronConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
-        """Devices that get rows of their own; those of one tensor group, context and pipeline share theirs.
+        """Return the number of data-parallel ranks; ranks of one tensor, context or pipeline group get the same rows.
 
         Raises:
-            UserError: the pool, the model or what is installed does not fit the settings.
+            UserError: the pool, the model or an installed package does not fit the settings.
         """
         return data_parallel_size(config, cls.families, model, world_size=world_size, device=device)
 
     def offload(self) -> None:
-        """Parameters, gradients and optimiser go to host memory."""
+        """Move parameters, gradients and optimiser state to host memory."""
         self._engine.offload()
 
     def reload(self) -> None:
@@ -154,7 +154,7 @@ class MegatronBackend:
 
     def _make_engine(self) -> Engine:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # megatron-core warns of each optional package that it lacks
+            warnings.simplefilter("ignore")  # megatron-core warns about every missing optional package
             from rlcore_megatron.engine import Engine
 
             return Engine(
@@ -169,22 +169,22 @@ class MegatronBackend:
         return ("log_probs", "entropy") if self._context.head == "token" else ("values",)
 
     def _plan(self, batch: Batch) -> list[list[int]]:
-        """Rows of each micro-batch; all ranks have equally many, some of them empty."""
+        """Return the rows of each micro-batch; all ranks get the same number of micro-batches, some of them empty."""
         max_tokens = self._model_config.max_tokens_per_device * self._config.context_parallel
         plan = plan_micro_batches(batch.lengths.cpu().numpy(), max_tokens)
         longest = torch.tensor([max(1, len(plan))], device=self._device)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         wanted = int(longest)
-        if self._config.virtual_stages > 1:  # these take turns in rounds of one micro-batch for each device
+        if self._config.virtual_stages > 1:  # the interleaved schedule needs a multiple of pipeline_parallel
             wanted += -wanted % self._config.pipeline_parallel
         return plan + [[]] * (wanted - len(plan))
 
     def _outputs(self, batch: Batch, hidden: Tensor, temperature: float) -> TokenOutputs:
-        """[T] outputs, zero outside the loss mask. Token i comes from the state before it, wherever that one is."""
+        """Return outputs [T], zero outside the loss mask; token i is computed from the hidden state before it."""
         ids = batch["input_ids"]
         where = batch["loss_mask"].nonzero().squeeze(1)
         starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
-        where = where[~torch.isin(where, starts)]  # a first token has nothing before it
+        where = where[~torch.isin(where, starts)]  # no hidden state precedes the first token of a sample
         if not len(where):
             zeros = torch.zeros(len(ids), device=self._device)
             return TokenOutputs(**dict.fromkeys(self._output_names(), zeros))
@@ -194,7 +194,7 @@ class MegatronBackend:
 
 
 def _tokens(batch: Batch) -> tuple[Tensor, list[int]]:
-    """Tokens and lengths of a micro-batch; one token where there is none."""
+    """Return tokens and lengths of a micro-batch; one token if it is empty."""
     ids = batch["input_ids"]
     if not len(ids):
         return ids.new_zeros(1), [1]
@@ -202,7 +202,11 @@ def _tokens(batch: Batch) -> tuple[Tensor, list[int]]:
 
 
 def _check_device() -> None:
-    """Raises: ConfigError: there is no CUDA device."""
+    """Check that there is a CUDA device.
+
+    Raises:
+        ConfigError: there is none.
+    """
     try:
         torch.empty(0, device="cuda")
     except (AssertionError, RuntimeError) as error:

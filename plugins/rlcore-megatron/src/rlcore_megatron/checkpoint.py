@@ -1,11 +1,11 @@
-"""Checkpoints as slices of Hugging Face tensors: any grid reads what another has written, and nothing is pickled.
+"""Checkpoints as slices of Hugging Face tensors, readable by any grid. Nothing is pickled.
 
-    shards/rank-00000.safetensors …       what each rank holds that no lower one does
-    config.json, generation_config.json   of the model
-    backend.json                          what belongs to the checkpoint; written last
+    shards/rank-00000.safetensors …       tensors of each rank that no lower rank holds
+    config.json, generation_config.json   configuration of the model
+    backend.json                          list of files and other state; written last
 
-Tensors are named param.NAME, exp_avg.NAME and exp_avg_sq.NAME, all float32. megatron-core's own checkpoints are pickles
-in part, and are not used.
+Tensors are named param.NAME, exp_avg.NAME and exp_avg_sq.NAME, all float32. megatron-core's own checkpoints are not used,
+because parts of them are pickles.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a checkpoint is besides tensors: backend.json."""
+    """Contents of backend.json: everything in a checkpoint except tensors."""
 
     num_steps: int
     model: dict[str, int | str]
-    """Sizes of the model, head included."""
+    """Sizes of the model, and its head."""
     model_path: str = ""
-    """Where the run began; the output embedding that a critic does not train is there."""
+    """Path of the model that the run started from; it has the output embedding that a critic does not train."""
     files: dict[str, int] = field(default_factory=dict)
-    """Name -> size of every shard file."""
+    """Name -> size in bytes of every shard file."""
 
 
 class Saving:
-    """A checkpoint on its way to the disk: a thread writes this rank's file, if the rank has anything of its own."""
+    """A checkpoint being written: a thread writes this rank's file, if the rank has tensors to save."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Saving:
         self._written = self._writer.submit(write, path, tensors, slices) if tensors else None
 
     def finish(self) -> None:
-        """Wait until every rank has written; then rank 0 makes it a checkpoint."""
+        """Wait until every rank has written its file; rank 0 then writes backend.json, which completes the checkpoint."""
         if self._written is not None:
             self._written.result(timeout=_TIMEOUT_S)
         self._writer.shutdown()
@@ -88,14 +88,14 @@ class Saving:
 
 
 def read_state(directory: Path) -> State:
-    """What the checkpoint is.
+    """Read backend.json and check that all shards are there.
 
     Raises:
-        ModelError: it is none, or a shard is missing or cut off.
+        ModelError: the checkpoint is incomplete or was written by another backend.
     """
     path = directory / _STATE
     if not path.is_file():
-        raise ModelError(f"{directory} is not a whole checkpoint: {_STATE} is missing\nNothing was loaded.")
+        raise ModelError(f"{directory} is an incomplete checkpoint: {_STATE} is missing\nNothing was loaded.")
     try:
         state = State(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
@@ -107,27 +107,31 @@ def read_state(directory: Path) -> State:
         found = file.stat().st_size if file.is_file() else 0
         if found != size:
             what = f"has {found} bytes instead of {size}" if found else "is missing"
-            raise ModelError(f"{directory} is not a whole checkpoint: {_SHARDS}/{name} {what}\nNothing was loaded.")
+            raise ModelError(f"{directory} is an incomplete checkpoint: {_SHARDS}/{name} {what}\nNothing was loaded.")
     return state
 
 
 def check_same_model(directory: Path, state: State, own: Mapping[str, int | str]) -> None:
-    """Raises: ModelError: the checkpoint is of another model; says what differs."""
+    """Check that the checkpoint is of this model.
+
+    Raises:
+        ModelError: it is of another one; the message names the difference.
+    """
     for name, value in own.items():
         if state.model.get(name) != value:
             raise ModelError(
                 f"{directory} is a checkpoint of another model: {name} is {state.model.get(name)} there and {value} here\n"
-                "Give the model.path that the run began with. Nothing was loaded."
+                "Use the model.path that the run started with. Nothing was loaded."
             )
 
 
 def open_shards(directory: Path, state: State) -> TensorFiles:
-    """The tensors of a checkpoint."""
+    """Open the shards of a checkpoint."""
     return TensorFiles(directory, [directory / _SHARDS / name for name in state.files])
 
 
 def export(source: Path, target: Path) -> None:
-    """A Hugging Face model from a checkpoint, in one process without devices, a few gigabytes at a time."""
+    """Write a Hugging Face model from a checkpoint, in one process on the CPU, a few gigabytes at a time."""
     state = read_state(source)
     with open_shards(source, state) as files:
         prefix = "param."
@@ -162,13 +166,13 @@ def export(source: Path, target: Path) -> None:
     for name in _CONFIGS:
         if (source / name).is_file():
             config = json.loads((source / name).read_text())
-            config.pop("torch_dtype", None)  # what older files call it
+            config.pop("torch_dtype", None)  # older name of dtype
             config |= {"dtype": "float32"} if name == "config.json" else {}
             (target / name).write_text(json.dumps(config, indent=2))
 
 
 def _not_trained(source: Path, state: State) -> dict[str, Tensor]:
-    """The output embedding of a critic that has one of its own, from the model that the run began with."""
+    """Return the untied output embedding of a critic, from the model that the run started from."""
     if read_config(source).tie_word_embeddings:
         return {}
     began = check_directory(state.model_path, f"model.path of the run of {source}, now")

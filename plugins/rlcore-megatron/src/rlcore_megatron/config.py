@@ -1,4 +1,4 @@
-"""Settings of `backend=megatron`. Imports no megatron-core: `rlcore config` works where it is not installed."""
+"""Settings of `backend=megatron`. Does not import megatron-core, so `rlcore config` works without it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from rlcore.errors import ConfigError, require
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronConfig:
-    """How one model is laid over the devices. Devices of a pool = data · pipeline_parallel · context_parallel ·
-    tensor_parallel; data is what the others leave."""
+    """Layout of one model over devices. Devices of a pool = data · pipeline_parallel · context_parallel ·
+    tensor_parallel; data follows from the other three."""
 
     tensor_parallel: int = 1
-    """Devices that share the matrices of a layer and the vocabulary, and compute the same samples."""
+    """Number of devices that split the matrices of each layer and the vocabulary, and compute the same samples."""
     pipeline_parallel: int = 1
-    """Devices that hold the layers one after the other; micro-batches move through them (1F1B)."""
+    """Number of pipeline stages; each device of a pipeline holds some of the layers (1F1B schedule)."""
     first_stage_layers: int = 0
-    """Layers on the first device of a pipeline, which has the input embedding as well; 0: as many as the others."""
+    """Layers on the first stage, which also holds the input embedding; 0: as many as on the other stages."""
     last_stage_layers: int = 0
-    """Layers on the last one, which computes the head as well; 0: as many as the others."""
+    """Layers on the last stage, which also computes the head; 0: as many as on the other stages."""
     virtual_stages: int = 1
-    """Pieces of the model on each device of a pipeline: less waiting, more communication."""
+    """Number of model chunks on each device of a pipeline: smaller bubbles, more communication."""
     expert_parallel: int = 1
-    """Data-parallel devices that share the experts of a mixture instead of each holding all of them."""
+    """Number of data-parallel devices that the experts of a mixture are distributed over."""
     context_parallel: int = 1
-    """Devices that share the tokens of each sample between layers, and the heads inside attention (Ulysses)."""
+    """Number of devices that split the tokens of each sample between layers, and the heads in attention (Ulysses)."""
     lora_rank: int = 0
-    """Refused above 0: megatron-core has no adapters."""
+    """Must be 0: megatron-core has no adapters."""
     sequence_parallel: bool = False
-    """Norms and residuals are cut by tokens over the tensor-parallel devices: less memory for activations."""
+    """Split norms and residuals by tokens over the tensor-parallel devices: less memory for activations."""
     distributed_optimizer: bool = True
-    """Moments and float32 parameters are sharded over the data-parallel devices."""
+    """Shard moments and float32 parameters over the data-parallel devices."""
     recompute: Literal["full", "selective"] = "full"
-    """With model.gradient_checkpointing: whole layers, or their attention alone."""
+    """Activations that model.gradient_checkpointing recomputes: those of full layers, or of attention only."""
     layers: Literal["auto", "transformer_engine", "local"] = "auto"
-    """Whose layers: Transformer Engine's, megatron-core's own, or Transformer Engine's where it is installed and
-    model.precision is bfloat16, without which its packed attention cannot compute."""
+    """Implementation of the layers. local: megatron-core's own. auto: Transformer Engine's if it is installed and
+    model.precision is bfloat16, which its packed attention needs."""
     fp8: Literal["", "e4m3", "hybrid"] = ""
-    """Handed to Transformer Engine; empty: no fp8."""
+    """fp8 format of Transformer Engine; empty: no fp8."""
     weights_bucket_mb: int = 256
-    """Weights on their way to the rollout that are gathered at a time, in megabytes of one device's part."""
+    """Size of the buckets in which weights are gathered for the rollout engine, in megabytes per device."""
 
     def __post_init__(self) -> None:
         sizes = ("tensor_parallel", "pipeline_parallel", "virtual_stages", "expert_parallel", "context_parallel")
@@ -62,7 +62,7 @@ class MegatronConfig:
             )
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise ConfigError(
-                "sequence_parallel=true needs tensor_parallel above 1: it cuts over the tensor-parallel devices\n"
+                "sequence_parallel=true needs tensor_parallel above 1: it splits over the tensor-parallel devices\n"
                 "Type  backend.tensor_parallel=2  or  backend.sequence_parallel=false"
             )
         if self.virtual_stages > 1 and self.pipeline_parallel == 1:
@@ -72,17 +72,17 @@ class MegatronConfig:
             )
         if self.fp8 and self.layers == "local":
             raise ConfigError(
-                f"fp8={self.fp8} needs the layers of Transformer Engine, and layers=local\n"
+                f"fp8={self.fp8} needs the layers of Transformer Engine, but layers=local\n"
                 "Type  backend.layers=transformer_engine  or  backend.fp8=''"
             )
 
     def uses_transformer_engine(self, precision: str) -> bool:
-        """Whether the layers are Transformer Engine's."""
+        """Return whether the layers are Transformer Engine's."""
         installed = importlib.util.find_spec("transformer_engine") is not None
         return self.layers != "local" and precision == "bfloat16" and installed
 
     @property
     def token_multiple(self) -> int:
-        """Tokens of a micro-batch are padded to a multiple of this: context and sequence parallelism cut equal parts, and
-        matrices of fp8 have sides that 16 divides."""
+        """Multiple that the tokens of a micro-batch are padded to: context and sequence parallelism need equal parts,
+        and fp8 needs dimensions divisible by 16."""
         return self.context_parallel * (self.tensor_parallel if self.sequence_parallel else 1) * (16 if self.fp8 else 1)

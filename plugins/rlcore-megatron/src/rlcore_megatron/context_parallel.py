@@ -1,6 +1,6 @@
-"""Ulysses: between layers each rank of a context group holds some of the tokens, inside attention some of the heads.
+"""Ulysses: each rank of a context group holds a part of the tokens between layers, and a part of the heads in attention.
 
-DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv:2309.14509), around any core attention of megatron-core, whose own context
+DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv:2309.14509) around any core attention of megatron-core, whose own context
 parallelism stays off. Shapes: R ranks of the group, t tokens of a rank, T = R · t, H heads, h = H / R, D head size.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 def shared_attention(
     core: Callable[..., Any], context: dist.ProcessGroup, *, config: TransformerConfig, **options: Any
 ) -> nn.Module:
-    """`core_attention` of a layer whose ranks hold some of the tokens; `core` gets all of them, and some of the heads."""
+    """Wrap the attention `core` so that it gets all tokens and a part of the heads; layers hold a part of the tokens."""
     of_rank = copy.copy(config)
     of_rank.num_attention_heads //= context.size()
     of_rank.num_query_groups //= context.size()
@@ -27,7 +27,7 @@ def shared_attention(
     attend = module.forward
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *args: Any, packed_seq_params: Any, **given: Any) -> Tensor:
-        """[t, H·D] from query [t, H, D], key and value [t, H_kv, D]."""
+        """Compute [t, H·D] from query [t, H, D], key and value [t, H_kv, D]."""
         heads = (tokens_to_heads(states, context) for states in (query, key, value))
         out = attend(*heads, *args, packed_seq_params=packed_seq_params.whole, **given)
         return heads_to_tokens(out.flatten(1), context)
@@ -37,16 +37,16 @@ def shared_attention(
 
 
 def tokens_to_heads(states: Tensor, context: dist.ProcessGroup) -> Tensor:
-    """[t, H, D] of this rank's tokens -> [T, h, D] of this rank's heads."""
+    """Exchange [t, H, D] of this rank's tokens for [T, h, D] of this rank's heads."""
     tokens, heads, width = states.shape
     size = context.size()
-    by_rank = states.reshape(tokens, size, heads // size, width).transpose(0, 1)  # which heads go where
+    by_rank = states.reshape(tokens, size, heads // size, width).transpose(0, 1)  # by receiving rank
     got: Tensor = all_to_all(context, by_rank)
     return got.flatten(0, 1)
 
 
 def heads_to_tokens(out: Tensor, context: dist.ProcessGroup) -> Tensor:
-    """[T, h·D] of this rank's heads -> [t, H·D] of this rank's tokens."""
+    """Exchange [T, h·D] of this rank's heads for [t, H·D] of this rank's tokens."""
     by_rank = out.view(context.size(), -1, *out.shape[1:])
-    got: Tensor = all_to_all(context, by_rank)  # [R, t, h·D]: whose heads they are
+    got: Tensor = all_to_all(context, by_rank)  # [R, t, h·D], by sending rank
     return got.transpose(0, 1).flatten(1)

@@ -1,6 +1,6 @@
-"""What this rank does for its model: micro-batches through megatron-core's schedules, steps, and tensors in and out.
+"""One rank's part of a model: micro-batches through megatron-core's schedules, optimiser steps, loading and saving.
 
-Whatever imports megatron-core is behind this module, which the backend imports once it knows that it is there.
+The backend imports this module, and with it megatron-core, only after it has checked that megatron-core is installed.
 Shapes: T tokens of a micro-batch, t of them on this rank, n tokens under the loss, D hidden size.
 """
 
@@ -36,11 +36,11 @@ from rlcore_megatron.weights import WeightStream
 _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 MicroBatch = tuple[Tensor, list[int]]
-"""[T] input_ids and the lengths of the samples, none of them 0."""
+"""input_ids [T] and the lengths of the samples, all above 0."""
 
 
 class Engine:
-    """This rank's part of one model. Every method but `offload` and `reload` is collective."""
+    """This rank's part of one model. Every method except `offload` and `reload` is collective."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class Engine:
     def run(
         self, micro_batches: Sequence[MicroBatch], compute: Callable[[int, Tensor], Tensor], *, backward: bool
     ) -> None:
-        """Send micro-batches through the pipeline; gradients of what `compute` returns are added to those that are there.
+        """Run micro-batches through the pipeline, and accumulate the gradients of the scalars that `compute` returns.
 
         Args:
-            micro_batches: equally many on all ranks.
-            compute: from the number of a micro-batch and this rank's hidden states [t, D] of it, padding included, to a
-                scalar; on the last stage only.
+            micro_batches: the same number on all ranks.
+            compute: called on the last stage with the index of a micro-batch and this rank's hidden states [t, D],
+                including padding; returns a scalar.
         """
-        self._check_here("compute with")
+        self._check_here("run")
         self._has_gradients |= backward
 
         def forward_step(numbered: Iterator[tuple[int, MicroBatch]], chunk: nn.Module) -> tuple[Tensor, object]:
@@ -112,14 +112,14 @@ class Engine:
             )
 
     def head(self, hidden: Tensor, before: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """[2, n] log-probs and entropy, or [1, n] values, float32, equal on all ranks of a context; on the last stage.
+        """Return [2, n] log-probs and entropy, or [1, n] values, float32, the same on all ranks of a context group.
+
+        Only for the last stage. Each rank computes a part of the outputs, and the parts are summed. All ranks compute the
+        same loss from the sum, so the backward pass does not sum gradients over ranks.
 
         Args:
             hidden: [t, D] of this rank's tokens.
-            before: [n] places in the micro-batch, each before that of its target.
-
-        The parts of all ranks are summed. Each computes the same loss of them, so that the gradient of an output belongs
-        to the rank that made it, and to no other.
+            before: [n] the position before each target in the micro-batch.
         """
         places = before - self.grid.context.rank() * len(hidden)
         mine = ((places >= 0) & (places < len(hidden))).nonzero().squeeze(1)
@@ -142,18 +142,18 @@ class Engine:
         return summed
 
     def step(self, lr: float) -> float | None:
-        """The gradient's norm; None: it was not finite and nothing has changed."""
+        """Run an optimiser step and return the gradient norm, or None if it is not finite and the step was skipped."""
         assert self._optimizer is not None, "step on a frozen model"
         self._check_here("step")
         self._has_gradients = False
         return self._optimizer.step(lr)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters under their Hugging Face names, the same on every rank."""
+        """Return an iterator over full parameters under their Hugging Face names, the same on every rank."""
         return self._stream.walk(self._away)
 
     def save(self, directory: Path, num_steps: int) -> checkpoint.Saving:
-        """Each rank copies what no lower one has to host memory and begins to write it."""
+        """Copy the tensors that no lower rank saves to host memory, and begin to write them."""
         assert self._optimizer is not None, "save of a frozen model"
         self._check_here("save")
         tensors: dict[str, Tensor] = {}
@@ -176,7 +176,7 @@ class Engine:
         return checkpoint.Saving(directory, self._source, about, tensors, slices, self._group)
 
     def load(self, directory: Path) -> int:
-        """Read what any grid has saved; returns the number of steps. Everything is checked before anything changes."""
+        """Load a checkpoint of any grid and return its number of steps; check everything before changing anything."""
         self._check_here("load")
         state = checkpoint.read_state(directory)
         checkpoint.check_same_model(directory, state, self._sizes)
@@ -198,7 +198,7 @@ class Engine:
         return state.num_steps
 
     def offload(self) -> None:
-        """Move everything to host memory."""
+        """Move parameters, gradients and optimiser state to host memory."""
         if self._away is None:
             tensors = [tensor for chunk in self._model.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
             gradients = []
@@ -210,14 +210,14 @@ class Engine:
             RotaryEmbedding.forward.cache_clear()
 
     def reload(self) -> None:
-        """Bring it back."""
+        """Move everything back to the device."""
         if self._away is not None:
             self._away.restore()
             self._away = None
 
     def _check_here(self, what: str) -> None:
         if self._away is not None:
-            raise RuntimeError(f"{what} a model that is in host memory\nCall  reload()  first.")
+            raise RuntimeError(f"cannot {what} a model that is in host memory\nCall  reload()  first.")
 
     @torch.no_grad()
     def _read_weights(self, family: Family) -> None:
@@ -229,8 +229,8 @@ class Engine:
             unknown = unknown_tensors(family, files.shapes)
             if unknown:
                 raise ModelError(
-                    f"{self._source} has {len(unknown)} tensors that the table of its family does not know, the first is"
-                    f" {unknown[0]}\nType  backend=fsdp, or add a table: README of rlcore-megatron, 'A family of models'"
+                    f"{self._source} has {len(unknown)} tensors that are not in the table of its family, the first is"
+                    f" {unknown[0]}\nType  backend=fsdp, or add a table: README of rlcore-megatron, 'Adding a model family'"
                 )
             check_names(beyond_last_layer(files.shapes, self._sizes["num_hidden_layers"]), self._source)
             files.check(where for _, entry in entries for where in entry.slices(device))

@@ -1,11 +1,11 @@
-"""Which model families there are, as data: what each is called here and in Hugging Face files, and what it must not have.
+"""Tables of the model families: names here and in Hugging Face files, and the configurations that are supported.
 
-To add one, make a `Family` and a backend that knows it:
+To add a family, create a `Family` and a backend that has it:
 
     class Mine(MegatronBackend):
         families = {**FAMILIES, "my_type": Family(rules=..., options=...)}
 
-and run with `backend=my_file.py:Mine`. The model is compared with transformers' own in the tests, not at run time.
+and run with `backend=my_file.py:Mine`. Models are compared with those of transformers in the tests, not at run time.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ Join = Literal["one", "stacked", "grouped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One parameter of megatron-core and the Hugging Face tensors that it is made of."""
+    """A parameter of megatron-core, and the Hugging Face tensors that it is made of."""
 
     ours: str
-    """Name in its layer; {expert} stands for the number of an expert on this rank."""
+    """Name in the layer; {expert} stands for the index of an expert on this rank."""
     theirs: tuple[str, ...]
-    """Names in their layer; {expert} is the number in the whole model."""
+    """Hugging Face names in the layer; {expert} stands for the index in the whole model."""
     cut: int | None = None
-    """Dimension of theirs that tensor-parallel devices cut; None: each has all of it."""
+    """Dimension of the Hugging Face tensors that tensor parallelism splits; None: replicated."""
     join: Join = "one"
-    """one: the same tensor. stacked: end to end along dimension 0. grouped: query heads, then key, then value, for each
-    group of heads."""
+    """one: the same tensor. stacked: concatenated along dimension 0. grouped: for each group of heads, query heads, then
+    key, then value."""
 
     together: str = ""
-    """Of a rule with {expert}: what transformers calls all experts of a layer in one tensor [experts, …]."""
+    """For a rule with {expert}: name in transformers of the tensor [experts, …] of all experts in a layer."""
 
     def expert(self, name: str) -> int | None:
-        """The expert in a name that this rule is for, 0 without experts; None: another name."""
+        """Return the index of the expert in a name that this rule matches, 0 without experts; None if it does not match."""
         found = re.fullmatch(re.escape(self.ours).replace(r"\{expert\}", r"(\d+)"), name)
         return None if found is None else int((*found.groups(), 0)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model family; the fields that transformers' configurations share (sizes, norms, positions) are read from there."""
+    """A model family; sizes, norms and positions are read from the Hugging Face configuration."""
 
     rules: tuple[Rule, ...]
-    """Parameters of a layer."""
+    """Rules for the parameters of a layer."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of megatron-core's TransformerConfig."""
+    """Options of megatron-core's TransformerConfig."""
     from_config: Mapping[str, str] = field(default_factory=dict)
     """TransformerConfig option -> field of the Hugging Face configuration."""
     must_be: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the Hugging Face configuration that change the model in a way this table does not know."""
+    """Required values of fields in the Hugging Face configuration; other values are not supported."""
 
 
 _ATTENTION = (
@@ -102,13 +102,13 @@ _EXPERTS = (
 
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _COMPUTED = "rotary_emb.inv_freq"
-"""Old files hold these, which are computed from the configuration."""
+"""Buffers in old files, which are computed from the configuration instead."""
 TOP = {
     "embedding.word_embeddings.weight": Rule(ours="", theirs=("model.embed_tokens.weight",), cut=0),
     "decoder.final_layernorm.weight": Rule(ours="", theirs=("model.norm.weight",)),
     "output_layer.weight": Rule(ours="", theirs=("lm_head.weight",), cut=0),
 }
-"""Outside the layers, the same for all families here."""
+"""Rules for parameters outside the layers, the same for all families."""
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, Family] = {
             "moe_router_load_balancing_type": "none",
             "moe_router_dtype": "fp32",
             "moe_token_dispatcher_type": "alltoall",
-            # softmax over the chosen experts is that over all of them, made to sum to 1 again
+            # softmax over the chosen experts equals the softmax over all experts, normalised to sum to 1
             "moe_router_pre_softmax": False,
         },
         from_config={
@@ -153,7 +153,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def unknown_tensors(family: Family, names: Iterable[str]) -> list[str]:
-    """Hugging Face tensors that no rule is for: a model with them is another than the table says."""
+    """Return the Hugging Face tensors without a rule; a model that has any does not match the table."""
     inside = [re.escape(name).replace(r"\{expert\}", r"\d+") for rule in family.rules for name in rule.theirs]
     of_layers = rf"model\.layers\.\d+\.({'|'.join(inside)})"
     known = re.compile("|".join([of_layers, *(re.escape(name) for rule in TOP.values() for name in rule.theirs)]))
@@ -167,29 +167,31 @@ def beyond_last_layer(names: Iterable[str], num_layers: int) -> list[str]:
 
 
 def family_of(config: Any, families: Mapping[str, Family], path: str) -> Family:
-    """The family of a Hugging Face configuration.
+    """Return the family of a Hugging Face configuration.
 
     Raises:
-        ModelError: there is no table for it, or it has something that the table does not know.
+        ModelError: there is no table for it, or the table does not support its settings.
     """
     family = families.get(config.model_type)
     if family is None:
         raise ModelError(
-            f"model.path={path} has model_type '{config.model_type}', and backend=megatron has tables for"
+            f"model.path={path} has model_type '{config.model_type}', but backend=megatron has tables only for"
             f" {', '.join(sorted(families))}\n"
-            "Type  backend=fsdp, or add a table: README of rlcore-megatron, 'A family of models'"
+            "Type  backend=fsdp, or add a table: README of rlcore-megatron, 'Adding a model family'"
         )
     for name, wanted in family.must_be.items():
         found = getattr(config, name, wanted)
         if found != wanted:
             raise ModelError(
-                f"model.path={path} has {name}={found}, and backend=megatron knows {config.model_type} with"
-                f" {name}={wanted} only\nType  backend=fsdp"
+                f"model.path={path} has {name}={found}, but backend=megatron supports {config.model_type} only with"
+                f" {name}={wanted}\nType  backend=fsdp"
             )
     for name in _WINDOWS:
-        if hasattr(type(config), name) and getattr(config, name) is not None:  # others carry the field and ignore it
+        if (
+            hasattr(type(config), name) and getattr(config, name) is not None
+        ):  # other classes may have the field and ignore it
             raise ModelError(
-                f"model.path={path} has {name}={getattr(config, name)}, and backend=megatron has no such window\n"
+                f"model.path={path} has {name}={getattr(config, name)}, but backend=megatron has no attention windows\n"
                 "Type  backend=fsdp"
             )
     return family

@@ -1,6 +1,6 @@
-"""Tensors in safetensors files, whole or in slices: a Hugging Face model, or what the ranks of some grid have saved.
+"""Tensors in safetensors files, complete or in slices: a Hugging Face model, or a checkpoint of any grid.
 
-A file of slices says in its header where each lies: {"slices": {key: [axis, start, shape of the whole]}}.
+The header of a file with slices has their positions: {"slices": {key: [axis, start, shape of the full tensor]}}.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Piece(NamedTuple):
 
 
 class TensorFiles:
-    """Read any slice of any tensor; a context manager that keeps the files open.
+    """Reader for any slice of any tensor; a context manager that keeps the files open.
 
     Raises:
         ModelError: a file is damaged.
@@ -54,18 +54,24 @@ class TensorFiles:
         self._files.close()
 
     def check(self, slices: Iterable[Slice], prefix: str = "") -> None:
-        """Raises: ModelError: a slice cannot be read, or the tensor has another shape."""
+        """Check that all slices can be read and that their tensors have the right shape.
+
+        Raises:
+            ModelError: a tensor is missing, incomplete or of another shape.
+        """
         missing, other = [], []
         for where in slices:
             key = prefix + where.name
             if key not in self.shapes:
                 missing.append(key)
             elif self.shapes[key] != where.shape:
-                other.append(f"{key} has shape {list(self.shapes[key])}, and {list(where.shape)} is wanted")
+                other.append(f"{key} has shape {list(self.shapes[key])} instead of {list(where.shape)}")
             elif sum(piece.stop - piece.start for piece in self._pieces[key]) != where.shape[self._pieces[key][0].axis]:
                 missing.append(f"{key} (a part of it)")
         if other:
-            raise ModelError(f"{self._directory}: {other[0]}; {len(other)} differ\nGive the model that belongs to it.")
+            raise ModelError(
+                f"{self._directory}: {other[0]}; {len(other)} shapes differ\nUse the model that it belongs to."
+            )
         if missing:
             raise ModelError(
                 f"{self._directory} lacks {len(missing)} tensors, the first is {min(missing)}\n"
@@ -73,10 +79,10 @@ class TensorFiles:
             )
 
     def read(self, where: Slice, prefix: str = "") -> Tensor:
-        """One slice, put together from the pieces that it lies in."""
+        """Read one slice, concatenated from the stored pieces that overlap it."""
         found = []
         for piece in self._pieces[prefix + where.name]:
-            whole = piece.axis != where.axis  # cut along another dimension: take it from all of them
+            whole = piece.axis != where.axis  # stored pieces split another dimension: read all of them
             start = piece.start if whole else max(piece.start, where.start)
             stop = piece.stop if whole else min(piece.stop, where.stop)
             if start < stop:
@@ -103,6 +109,6 @@ class TensorFiles:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> None:
-    """One file of slices."""
+    """Write a file of slices."""
     places = {key: [where.axis, where.start, list(where.shape)] for key, where in slices.items()}
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"slices": json.dumps(places)})

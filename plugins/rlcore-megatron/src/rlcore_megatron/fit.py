@@ -1,4 +1,4 @@
-"""Whether settings, devices and model fit together. Imports no megatron-core: asked at planning, and again by each rank."""
+"""Checks that settings, devices and model fit together, for the plan and again on each rank; no megatron-core needed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlcore_megatron.rope import frequencies
 def data_parallel_size(
     config: MegatronConfig, families: Mapping[str, Family], model: ModelConfig, *, world_size: int, device: str
 ) -> int:
-    """Devices of a pool that get rows of their own.
+    """Return the number of data-parallel ranks, which get different rows.
 
     Raises:
-        UserError: there is no CUDA, something is not installed, the model has no table, or sizes do not divide.
+        UserError: no CUDA, a missing package, a model without a table, or sizes that do not divide.
     """
     if device == "cpu":
         raise no_cuda("the pool has CPUs")
@@ -35,7 +35,7 @@ def data_parallel_size(
 
 
 def no_cuda(reason: str) -> ConfigError:
-    """There is no CUDA device."""
+    """Return the error for a missing CUDA device."""
     return ConfigError(
         "backend=megatron needs CUDA devices: megatron-core, its distributed optimiser and Transformer Engine allocate on"
         f" them by name; {reason}\nType  backend=fsdp  or  backend=local"
@@ -43,14 +43,18 @@ def no_cuda(reason: str) -> ConfigError:
 
 
 def check_installed(config: MegatronConfig, precision: str) -> None:
-    """Raises: ConfigError: megatron-core, or Transformer Engine where a setting needs it, is not installed or cannot do."""
+    """Check that megatron-core, and Transformer Engine if a setting needs it, are installed and support the settings.
+
+    Raises:
+        ConfigError: they are not, or do not.
+    """
     check_versions("rlcore-megatron", "backend=megatron")
     if not config.fp8 and config.layers != "transformer_engine":
         return
     needs = "layers=transformer_engine" if config.layers == "transformer_engine" else f"fp8={config.fp8}"
     if precision == "float32":
         raise ConfigError(
-            f"backend=megatron with {needs} computes in bfloat16, and model.precision=float32\n"
+            f"backend=megatron with {needs} computes in bfloat16, but model.precision=float32\n"
             "Type  model.precision=bfloat16  or  backend.layers=local backend.fp8=''"
         )
     if not config.uses_transformer_engine(precision):
@@ -61,7 +65,11 @@ def check_installed(config: MegatronConfig, precision: str) -> None:
 
 
 def check_sizes(config: MegatronConfig, world_size: int) -> None:
-    """Raises: ConfigError: the sizes do not multiply to the number of devices; says which do."""
+    """Check that the sizes of the grid divide the number of devices.
+
+    Raises:
+        ConfigError: they do not; the message lists numbers that fit.
+    """
     sizes = {name: getattr(config, name) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel")}
     inner = prod(sizes.values())
     if world_size % inner:
@@ -82,7 +90,11 @@ def check_sizes(config: MegatronConfig, world_size: int) -> None:
 
 
 def check_divides(hf_config: Any, config: MegatronConfig) -> None:
-    """Raises: ConfigError: says which sizes divide heads, layers and experts."""
+    """Check that the sizes of the grid divide heads, layers and experts.
+
+    Raises:
+        ConfigError: they do not; the message lists the sizes that do.
+    """
     sizes = {
         "num_attention_heads": hf_config.num_attention_heads,
         "num_key_value_heads": hf_config.num_key_value_heads,
@@ -108,20 +120,24 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
     experts = getattr(hf_config, "num_experts", None)
     if config.expert_parallel > 1 and not experts:
         raise ConfigError(
-            f"expert_parallel={config.expert_parallel}, and {hf_config.model_type} has no experts\n"
+            f"expert_parallel={config.expert_parallel}, but {hf_config.model_type} has no experts\n"
             "Type  backend.expert_parallel=1"
         )
     if experts:
         _divides("expert_parallel", config.expert_parallel, {"num_experts": experts})
         if config.tensor_parallel > 1 and not (config.sequence_parallel and config.expert_parallel > 1):
             raise ConfigError(
-                f"tensor_parallel={config.tensor_parallel} of a mixture needs its tokens cut and its experts shared\n"
+                f"tensor_parallel={config.tensor_parallel} of a mixture needs sequence_parallel=true and expert_parallel above 1\n"
                 "Type  backend.sequence_parallel=true backend.expert_parallel=2"
             )
 
 
 def _check_ends(ends: dict[str, int], layers: int, others: int) -> None:
-    """Raises: ConfigError: what these stages leave of the layers, the others cannot share equally, one each at least."""
+    """Check that the other stages can split the remaining layers equally, with at least one layer each.
+
+    Raises:
+        ConfigError: they cannot.
+    """
     name, *kept = ends
 
     def fits(size: int) -> bool:
@@ -135,7 +151,7 @@ def _check_ends(ends: dict[str, int], layers: int, others: int) -> None:
             f"backend.{name}=N  with N one of {possible}" if possible else "  ".join(f"backend.{e}=0" for e in ends)
         )
         raise ConfigError(
-            f"{what}: the other stages ({others}) cannot share equally what is left of num_hidden_layers={layers}\n"
+            f"{what}: the other stages ({others}) cannot split the rest of num_hidden_layers={layers} equally\n"
             f"Type  {advice}"
         )
 

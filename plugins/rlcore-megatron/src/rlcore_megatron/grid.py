@@ -1,6 +1,6 @@
-"""The grid of devices, in megatron-core's own order: tensor varies fastest, then context, data and pipeline.
+"""The grid of devices, in megatron-core's order: tensor varies fastest, then context, data and pipeline.
 
-megatron-core keeps its process groups in globals, so all models of a process have one grid.
+megatron-core keeps its process groups in globals, so all models of a process share one grid.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rlcore_megatron.fit import check_sizes
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where this rank stands, and the groups that it talks to."""
+    """Position of this rank, and its process groups."""
 
     here: Mesh
     tensor: dist.ProcessGroup
     pipeline: dist.ProcessGroup
     context: dist.ProcessGroup
-    """Ranks that share the tokens of their samples."""
+    """Ranks that split the tokens of the same samples."""
     data: dist.ProcessGroup
-    """Ranks that hold the same parameters: those of other data, and of the same context."""
+    """Ranks that hold the same parameters: data-parallel and context-parallel ones."""
     expert: dist.ProcessGroup
-    """Ranks that share the experts of a layer."""
+    """Ranks that the experts of a layer are distributed over."""
     expert_data: dist.ProcessGroup
     """Ranks that hold the same experts."""
 
@@ -39,7 +39,7 @@ class Grid:
 
 
 def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
-    """The grid of a pool; every rank calls it.
+    """Create the grid of a pool. Collective.
 
     Raises:
         ConfigError: the number of devices does not fit, or another model of this process has another grid.
@@ -58,9 +58,8 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
             expert_tensor_parallel_size=1,
             create_gloo_process_groups=False,
         )
-        tensor_parallel.model_parallel_cuda_manual_seed(
-            context.seed
-        )  # layers ask for its generators, even without dropout
+        # layers access its generators even without dropout
+        tensor_parallel.model_parallel_cuda_manual_seed(context.seed)
     found = (
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_world_size(),
@@ -69,9 +68,9 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
     )
     if found != sizes or parallel_state.get_virtual_pipeline_model_parallel_world_size() != virtual:
         raise ConfigError(
-            "two models of one process want different grids: tensor, pipeline, context and expert sizes"
+            "two models of one process need different grids: tensor, pipeline, context and expert sizes"
             f" {found} and {sizes}\n"
-            "Give all roles of a pool the same backend sizes, or type  placement=split"
+            "Set the same backend sizes for all roles of a pool, or type  placement=split"
         )
     tensor = parallel_state.get_tensor_model_parallel_group()
     pipeline = parallel_state.get_pipeline_model_parallel_group()
@@ -95,7 +94,7 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
 
 
 def _need_process_group(context: BackendContext) -> None:
-    """The host has initialised torch.distributed, unless this rank is alone."""
+    """Check the process group that the host has initialised, or create one for a single rank."""
     if not dist.is_initialized():
         assert context.world_size == 1, f"torch.distributed is not initialised on one of {context.world_size} ranks"
         backend = "gloo" if context.device == "cpu" else "cpu:gloo,cuda:nccl"

@@ -1,7 +1,8 @@
-"""Log-probability and entropy of tokens over a vocabulary cut over tensor-parallel devices; logits are never gathered.
+"""Log-probability and entropy of tokens over a vocabulary split over tensor-parallel devices, without gathering logits.
 
-Logits z = h Wᵀ / t exist for one chunk of tokens and this device's part of the vocabulary, in float32, and are computed
-again in the backward pass. Devices exchange four numbers for each token. With p = softmax(z), H its entropy, z̄ = Σ p z:
+The logits z = h Wᵀ / t exist for one chunk of tokens and this device's part of the vocabulary at a time, in float32, and
+are recomputed in the backward pass. Devices exchange four numbers per token. With p = softmax(z), its entropy H and
+z̄ = Σ p z:
 
     log p(y) = z_y - lse      H = lse - z̄      d log p(y) / dz = onehot(y) - p      dH / dz = -p · (log p + H)
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _CHUNK_VALUES = 2**25
-"""Logits in one chunk: 128 MB in float32."""
+"""Number of logits in one chunk: 128 MB in float32."""
 
 
 def token_statistics(
@@ -30,11 +31,12 @@ def token_statistics(
     group: dist.ProcessGroup,
     chunk: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability [n] of `targets` and entropy [n] in nats, float32, from hidden states [n, D], equal on all devices.
+    """Return the log-probability [n] of `targets` and the entropy [n] in nats, float32, the same on all devices.
 
     Args:
-        weight: [v, D] this device's part; rows beyond `vocabulary` are padding and have no probability.
-        chunk: tokens whose logits exist at a time; 0 chooses by the size of the part.
+        hidden: [n, D] hidden states.
+        weight: [v, D] this device's part; rows beyond `vocabulary` are padding and have zero probability.
+        chunk: number of tokens in a chunk; 0 derives it from the size of the part.
     """
     chunk = chunk or max(1, _CHUNK_VALUES // len(weight))
     statistics: Any = _TokenStatistics
@@ -65,7 +67,7 @@ class _TokenStatistics(torch.autograd.Function):
             sums = torch.stack(
                 [
                     p.sum(-1),
-                    (p * logits.masked_fill(p == 0, 0.0)).sum(-1),  # padding is -inf, and 0 · -inf no number
+                    (p * logits.masked_fill(p == 0, 0.0)).sum(-1),  # padding is -inf, and 0 · -inf would be NaN
                     logits.gather(-1, place[:, None]).squeeze(-1).masked_fill(~here, 0.0),
                 ]
             )
@@ -86,7 +88,7 @@ class _TokenStatistics(torch.autograd.Function):
         to_weight = torch.zeros_like(weight, dtype=torch.float32)
         for at in _chunks(len(targets), chunk):
             log_p = _logits(hidden[at], weight, temperature, vocabulary - first) - normaliser[at, None]
-            log_p.clamp_(min=-1e4)  # padding: its p stays 0, and nothing becomes infinite
+            log_p.clamp_(min=-1e4)  # for padding, p stays 0 and all terms finite
             chosen, spread = of_log_probs[at, None], of_entropy[at, None]
             slope = -log_p.exp() * (chosen + spread * (log_p + entropy[at, None]))
             place, here = _own(targets[at], first, len(weight))
@@ -99,7 +101,7 @@ class _TokenStatistics(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, valid: int) -> Tensor:
-    """[n, v] float32; -inf for padding."""
+    """Return logits [n, v] in float32, -inf for padding."""
     logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight).float() / temperature
     if valid < len(weight):
         logits[:, max(0, valid) :] = float("-inf")
@@ -107,7 +109,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, valid: int) -> T
 
 
 def _own(targets: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Row of each target in this device's part, and whether it is there at all."""
+    """Return the row of each target in this device's part, and a mask of the targets that are in this part."""
     place = targets - first
     here = (place >= 0) & (place < rows)
     return place.clamp(0, rows - 1), here

@@ -1,8 +1,8 @@
-"""How a parameter of this rank lies in Hugging Face tensors. Pure functions of shapes; nothing here talks to another rank.
+"""Mapping between the parameters of a rank and slices of Hugging Face tensors. Pure functions without communication.
 
-Tensor-parallel device r of R has rows r·n/R to (r+1)·n/R of q, k and v each, and weaves its own heads together. So every
-part of a parameter is a slice of one Hugging Face tensor, which is what loading, checkpoints and weights on their way to
-the rollout are made of. The vocabulary is padded to R equal parts; padding is in no file.
+Tensor-parallel device r of R has rows r·n/R to (r+1)·n/R of each of q, k and v, and interleaves its own heads. So every
+part of a parameter is a slice of one Hugging Face tensor; loading, checkpoints and weight updates are built on this. The
+vocabulary is padded to R equal parts; padding is never saved.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ VALUE_HEAD = "value_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows (or columns) start to stop of a whole tensor. Example: Slice("lm_head.weight", 0, 64, 128, (128, 32))"""
+    """Rows (or columns) start to stop of a tensor. Example: Slice("lm_head.weight", 0, 64, 128, (128, 32))"""
 
     name: str
     axis: int
     start: int
     stop: int
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the full tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One parameter of one rank. Plain data: ranks tell each other theirs."""
+    """One parameter of one rank. Plain data that ranks exchange."""
 
     theirs: tuple[str, ...]
-    """Hugging Face names of its parts; {expert} stands for the number of an expert."""
+    """Hugging Face names of its parts; {expert} stands for the index of an expert."""
     shape: tuple[int, ...]
-    """Of the parameter on this rank."""
+    """Shape of the parameter on this rank."""
     dtype: torch.dtype
     cut: int | None
     join: Join
     devices: int
-    """Tensor-parallel devices that cut it; 1 when each has all."""
+    """Number of tensor-parallel devices that the parameter is split over; 1 if replicated."""
     vocabulary: int | None = None
-    """Rows that are no padding, where the vocabulary is cut."""
+    """Number of rows without padding, if the rows are the vocabulary."""
     per_group: int = 0
-    """Query heads that share a key head."""
+    """Query heads per key head."""
     head_size: int = 0
     expert: int | None = None
-    """Number in the whole model, for a parameter of an expert."""
+    """Index of the expert in the whole model, for a parameter of an expert."""
     together: str = ""
-    """What transformers calls all experts of the layer in one tensor."""
+    """Name in transformers of the tensor of all experts in the layer."""
     is_copy: bool = False
-    """The embedding once more, on the last stage of a pipeline: read, but not written."""
+    """True for the copy of a tied embedding on the last stage of a pipeline: loaded, but not saved."""
 
     @property
     def is_expert(self) -> bool:
@@ -69,7 +69,7 @@ class Entry:
         return tuple(name.replace("{expert}", str(self.expert)) for name in self.theirs)
 
     def split(self, parameter: Tensor) -> list[Tensor]:
-        """The parts of this rank, padding included."""
+        """Split a parameter of this rank into its parts, including padding."""
         if self.join == "one":
             return [parameter]
         if self.join == "stacked":
@@ -79,7 +79,7 @@ class Entry:
         return [part.reshape(-1, *rest) for part in (woven[:, :-2], woven[:, -2], woven[:, -1])]
 
     def weave(self, parts: Sequence[Tensor]) -> Tensor:
-        """The parameter from its parts; the inverse of `split`."""
+        """Return the parameter made from its parts; the inverse of `split`."""
         if self.join == "one":
             part = parts[0]
             return part if self.vocabulary is None else _padded(part, self.shape[0])
@@ -90,7 +90,7 @@ class Entry:
         return torch.cat(groups, 1).reshape(self.shape)
 
     def slices(self, device: int) -> list[Slice]:
-        """Where the parts of a tensor-parallel device lie in the whole tensors."""
+        """Return the slices of the full tensors that are the parts of a tensor-parallel device."""
         axis = self.cut or 0
         found = []
         for name, shape in zip(self.names, self._part_shapes()):
@@ -102,7 +102,7 @@ class Entry:
         return found
 
     def whole(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """The whole Hugging Face tensors from the parameters of all tensor-parallel devices."""
+        """Return the full Hugging Face tensors from the parameters of all tensor-parallel devices."""
         if self.devices == 1:
             return [part[: self.vocabulary] for part in self.split(shards[0])]
         parts = zip(*(self.split(shard) for shard in shards))
@@ -120,18 +120,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is needed to place the parameters of a model."""
+    """Rules for mapping the parameters of a model."""
 
     family: Family
     config: Any
-    """Of the Hugging Face model."""
+    """Configuration of the Hugging Face model."""
     devices: int
-    """Tensor-parallel."""
+    """Number of tensor-parallel devices."""
     tied: bool
     is_critic: bool
 
     def entry(self, name: str, parameter: Tensor, *, first_layer: int, first_expert: int) -> Entry:
-        """The entry of a parameter of a chunk of layers whose first one is `first_layer` of the model."""
+        """Return the entry of a parameter in a chunk whose first layer is `first_layer` of the model."""
         rule, prefix, expert = self._rule(name, first_layer, first_expert)
         in_vocabulary = rule in (TOP["embedding.word_embeddings.weight"], TOP["output_layer.weight"])
         is_copy = self.tied and name == "output_layer.weight" and not self.is_critic
@@ -170,17 +170,21 @@ class Plan:
 
 
 def head_size(config: Any) -> int:
-    """Of one attention head."""
+    """Return the size of one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def check_once(entries: Iterable[Entry], model_type: str) -> None:
-    """Raises: ModelError: two parameters of this rank are made of one Hugging Face tensor."""
+    """Check that no Hugging Face tensor is used by two parameters of this rank.
+
+    Raises:
+        ModelError: one is used twice.
+    """
     names = Counter(name for entry in entries if not entry.is_copy for name in entry.names)
     twice = [name for name, times in names.items() if times > 1]
     if twice:
         raise ModelError(
-            f"the table of model_type '{model_type}' makes two parameters of {twice[0]}\nGive each rule names of its own."
+            f"the table of model_type '{model_type}' uses {twice[0]} for two parameters\nUse each name in one rule only."
         )
 
 

@@ -1,4 +1,4 @@
-"""The device's memory, given to the rollout and taken back: storages keep their places, only their bytes move."""
+"""Offload of device memory: the storages stay in place, only their bytes move to host memory and back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class HostCopy:
-    """The bytes of some tensors in host memory; views of them stay valid, as the storages themselves are emptied."""
+    """Copy of tensors in host memory. Views of the tensors stay valid, because their storages are resized to zero."""
 
     def __init__(self, tensors: Iterable[Tensor], device: torch.device, *, zeros: Iterable[Tensor] = ()) -> None:
-        """`zeros` are those among `tensors` that hold nothing else, and are not copied."""
+        """Copy `tensors` to host memory and empty their storages; `zeros` are those that hold zeros and are not copied."""
         self._storages: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         empty = {tensor.untyped_storage()._cdata for tensor in zeros}
         self._zeros: list[tuple[torch.UntypedStorage, int]] = []
@@ -31,12 +31,12 @@ class HostCopy:
             torch.cuda.empty_cache()
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A tensor as it was, in host memory."""
+        """Return the host copy of a tensor."""
         _, copy = self._storages[tensor.untyped_storage()._cdata]
         return copy.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def restore(self) -> None:
-        """Bring the bytes back."""
+        """Copy the bytes back to the device."""
         for storage, copy in self._storages.values():
             storage.resize_(copy.numel())
             _bytes(storage).copy_(copy)

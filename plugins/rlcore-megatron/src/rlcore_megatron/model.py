@@ -1,7 +1,7 @@
-"""A GPTModel of megatron-core for a Hugging Face configuration: this rank's stages, over packed samples.
+"""A megatron-core GPTModel for a Hugging Face configuration: this rank's stages, over packed samples.
 
-Samples lie end to end ("thd"): Transformer Engine's layers take their borders; megatron-core's own layers get the core's
-attention in buckets, which never crosses a border either. Shapes: T tokens, t of this rank, H heads, D head size.
+Samples are concatenated ("thd"). Transformer Engine's layers get their borders; megatron-core's own layers use rlcore's
+attention in buckets. Shapes: T tokens, t of this rank, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Samples(PackedSeqParams):  # type: ignore[misc]
-    """The borders of the samples of a micro-batch, as megatron-core hands them to its attention."""
+    """Borders of the samples in a micro-batch, as megatron-core passes them to attention."""
 
     packing: Packing
-    """The same for megatron-core's own layers."""
+    """The same borders, for megatron-core's own layers."""
     positions: Tensor
-    """[t] of this rank's tokens in their samples."""
+    """Positions [t] of this rank's tokens in their samples."""
     whole: Samples | None = None
-    """For attention where ranks of a context share the tokens: to the rest of a layer, a rank's are one sample."""
+    """Borders of all samples, for attention with context parallelism; the rest of a layer treats a part as one sample."""
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> Samples:
         borders = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
-        longest = 1 << (max(lengths) - 1).bit_length()  # a bound; megatron-core keeps a rotary table for each
+        longest = 1 << (max(lengths) - 1).bit_length()  # rounded up: megatron-core caches one rotary table per value
         packing = Packing(lengths, device)
         return cls(
             qkv_format="thd",
@@ -69,7 +69,7 @@ class Samples(PackedSeqParams):  # type: ignore[misc]
         )
 
     def part(self, context: dist.ProcessGroup) -> Samples:
-        """What the layers of a rank get that has its part of the tokens only."""
+        """Return the borders for the layers of this rank, which holds a part of the tokens."""
         if context.size() == 1:
             return self
         own = self.positions.chunk(context.size())[context.rank()]
@@ -79,7 +79,7 @@ class Samples(PackedSeqParams):  # type: ignore[misc]
 
 
 class PackedAttention(nn.Module):
-    """`core_attention` of megatron-core's own layers: the core's attention over packed samples."""
+    """Core attention for megatron-core's own layers: rlcore's attention over packed samples."""
 
     def __init__(
         self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **options: Any
@@ -97,14 +97,14 @@ class PackedAttention(nn.Module):
         packed_seq_params: Samples,
         **options: Any,
     ) -> Tensor:
-        """[T, H·D] from query [T, H, D], key and value [T, H_kv, D]."""
+        """Compute [T, H·D] from query [T, H, D], key and value [T, H_kv, D]."""
         q, k, v = (part.transpose(0, 1)[None] for part in (query, key, value))
         out, _ = packed_attention(self, q, k, v, None, packing=packed_seq_params.packing, scaling=self._scale)
         return out[0].flatten(1)
 
 
 class RMSNorm(nn.Module):
-    """Megatron-core's own has no sequence parallelism: this one marks its weight, whose gradients are then summed."""
+    """RMSNorm with sequence parallelism, which megatron-core's lacks: marks its weight, so that gradients are summed."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class RMSNorm(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """A critic's last layer, in float32 whatever the model computes with."""
+    """Last layer of a critic, always in float32."""
 
     def __init__(self, hidden_size: int, seed: int) -> None:
         super().__init__()
@@ -127,16 +127,16 @@ class ValueHead(nn.Module):
         self.weight = nn.Parameter(weight.to(torch.cuda.current_device()))
 
     def forward(self, hidden: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
-        """The hidden states: values are made of them where the loss is."""
+        """Return the hidden states; values are computed with the loss."""
         return hidden, None
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What this rank holds of a model."""
+    """This rank's part of a model."""
 
     chunks: list[Any]
-    """GPTModels, one for each virtual stage."""
+    """GPTModels, one per virtual stage."""
     entries: dict[nn.Parameter, Entry]
     config: TransformerConfig
     is_critic: bool
@@ -147,7 +147,7 @@ class Model:
         return self.chunks[-1]
 
     def hidden(self, output: Tensor) -> Tensor:
-        """[t, hidden] from what the last stage returns; tensor-parallel devices get the same tokens."""
+        """Return hidden states [t, hidden] from the output of the last stage, the same on all tensor-parallel devices."""
         states = output[0]
         if not self.config.sequence_parallel:
             return states
@@ -155,7 +155,7 @@ class Model:
         return gathered
 
     def head_weight(self) -> Tensor:
-        """This device's part of the output embedding, or the value head."""
+        """Return this device's part of the output embedding, or the value head."""
         last = self.last
         shared = last.share_embeddings_and_output_weights
         weight: Tensor = last.shared_embedding_or_output_weight() if shared else last.output_layer.weight
@@ -165,10 +165,10 @@ class Model:
 def build(
     hf_config: Any, family: Family, config: MegatronConfig, model: ModelConfig, grid: Grid, context: BackendContext
 ) -> Model:
-    """This rank's part of the model, its weights not yet read. Every rank calls it.
+    """Build this rank's part of the model, without loading weights. Collective.
 
     Raises:
-        UserError: heads, layers or experts that the grid does not divide; positions that depend on neighbours.
+        UserError: the grid does not divide heads, layers or experts, or positions depend on other samples.
     """
     check_divides(hf_config, config)
     is_critic = context.head == "value"
@@ -178,7 +178,7 @@ def build(
     padded = -(-hf_config.vocab_size // config.tensor_parallel) * config.tensor_parallel
     if padded != hf_config.vocab_size and context.rank == 0:
         _log.warning(
-            "the vocabulary of %d is padded to %d for tensor_parallel=%d; padding has no probability and is in no file",
+            "vocabulary of %d padded to %d for tensor_parallel=%d; padding has zero probability and is never saved",
             hf_config.vocab_size,
             padded,
             config.tensor_parallel,
@@ -203,7 +203,8 @@ def build(
     }
     for parameter, entry in entries.items():
         if entry.devices > 1 or entry.is_expert:
-            # said where weights are drawn, which is left out; the norm counts others on one tensor-parallel device only
+            # megatron-core sets this when it initialises weights, which is skipped here; without it, the gradient norm
+            # counts the parameter on one tensor-parallel device only
             parameter.tensor_model_parallel = True
     check_once(entries.values(), hf_config.model_type)
     return Model(chunks, entries, transformer, is_critic, hf_config.vocab_size)
@@ -249,10 +250,10 @@ def _transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         fp8=config.fp8 or None,
-        perform_initialization=False,  # weights are read
+        perform_initialization=False,  # weights are loaded
         variable_seq_lengths=True,
-        calculate_per_token_loss=True,  # losses are sums: nothing is divided by micro-batches or ranks
-        # with two stages a message to the next and one to the previous go to the same rank, and are told apart only so
+        calculate_per_token_loss=True,  # losses are sums, not divided by micro-batches or ranks
+        # with two stages, the next and the previous stage are the same rank; this keeps their messages apart
         overlap_p2p_comm=overlapped,
         batch_p2p_comm=not overlapped,
         deallocate_pipeline_outputs=True,
@@ -307,7 +308,9 @@ def _chunk(
     context: BackendContext,
 ) -> Any:
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    groups.cp = parallel_state.get_expert_tensor_parallel_group()  # of one rank: its own context parallelism is off
+    groups.cp = (
+        parallel_state.get_expert_tensor_parallel_group()
+    )  # a group of one rank: turns off its own context parallelism
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=stage is None, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=stage is None, vp_stage=stage)
     chunk = GPTModel(
@@ -325,7 +328,7 @@ def _chunk(
     )
     chunk.rotary_pos_emb.inv_freq = rotations.to(torch.cuda.current_device())
     if grid.context.size() > 1:
-        chunk.rotary_pos_emb.get_rotary_seq_len = lambda *given: given[-1]  # the samples instead, for the next one
+        chunk.rotary_pos_emb.get_rotary_seq_len = lambda *given: given[-1]  # pass the samples on to _own_rotations
         chunk.rotary_pos_emb.forward = MethodType(_own_rotations, chunk.rotary_pos_emb)
     if last and is_critic:
         chunk.output_layer = ValueHead(hf_config.hidden_size, context.seed)
@@ -339,11 +342,11 @@ def _chunk(
 
 
 def _own_rotations(rotary: RotaryEmbedding, samples: Samples, **options: Any) -> Tensor:
-    """[t, 1, 1, D] of this rank's tokens: its part may begin anywhere in a sample."""
+    """Return rotations [t, 1, 1, D] of this rank's tokens, whose part may begin anywhere in a sample."""
     table: Tensor = RotaryEmbedding.forward(rotary, samples.max_seqlen_q, packed_seq=True)
     return table[samples.positions]
 
 
 def _hidden_states(layer: Any, hidden: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
-    """The output layer's forward: logits are made where the loss is, for its tokens alone."""
+    """Replace the output layer's forward; logits are computed with the loss, only for the tokens under it."""
     return hidden, None

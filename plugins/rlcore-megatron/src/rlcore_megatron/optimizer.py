@@ -1,7 +1,7 @@
 """megatron-core's optimisers: a step, and the state of one parameter as plain tensors of its shape.
 
-Its own checkpoints of optimisers are left alone: they are pickles, and lay state out as buffers. Here each parameter has
-`param` (float32), `exp_avg` and `exp_avg_sq`, gathered from the data-parallel devices that share it.
+megatron-core's own optimiser checkpoints are not used, because they are pickles and store state as flat buffers. Here
+each parameter has `param` (float32), `exp_avg` and `exp_avg_sq`, gathered from the data-parallel devices that shard it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Optimizer:
                 use_distributed_optimizer=config.distributed_optimizer,
             ),
             self.chunks,
-            config_overrides={},  # weight decay for all parameters, as the other backends have it
+            config_overrides={},  # weight decay for all parameters, as in the other backends
             use_gloo_process_groups=False,
         )
 
     def step(self, lr: float) -> float | None:
-        """The norm of all gradients together; None: it is not finite, and nothing has changed. Gradients are zero after."""
+        """Run a step, zero the gradients and return their norm, or None if it is not finite and the step was skipped."""
         finalize_model_grads(self.chunks)
         self._optimizer.prepare_grads()
         norm = float(self._optimizer.get_grad_norm())
@@ -79,9 +79,9 @@ class Optimizer:
         return norm if finite else None
 
     def state(self, parameter: nn.Parameter, *, has_stepped: bool) -> dict[str, Tensor]:
-        """param, exp_avg and exp_avg_sq in float32, of the parameter's shape; moments only after a step.
+        """Return param, exp_avg and exp_avg_sq in float32, with the parameter's shape; moments only after a step.
 
-        Its data-parallel devices call it together; other stages have other parameters.
+        Collective over the data-parallel devices that hold the parameter.
         """
         inner, parts = self._parts(parameter)
         names = ("param", *MOMENTS) if has_stepped else ("param",)
@@ -99,7 +99,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, parameter: nn.Parameter, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """The inverse of `state`; without moments the optimiser begins anew."""
+        """Set the state from the result of `state`; without moments, reset the optimiser."""
         inner, parts = self._parts(parameter)
         parameter.copy_(tensors["param"].view_as(parameter))
         if not parts:
@@ -118,15 +118,15 @@ class Optimizer:
             known[name] = flat[name].view_as(main).clone()
         if "step" in known or isinstance(inner.optimizer, torch.optim.AdamW):
             known["step"] = torch.tensor(float(num_steps))
-        for group in inner.optimizer.param_groups:  # where fused optimisers count
+        for group in inner.optimizer.param_groups:  # step count of fused optimisers
             group["step"] = num_steps
 
     def gradients(self) -> Iterator[Tensor]:
-        """Their buffers: what is there since the last step, zero after it."""
+        """Yield the gradient buffers, which are zero after a step."""
         yield from (buffer.grad_data for buffer in self._buffers())
 
     def tensors(self) -> Iterator[Tensor]:
-        """What else lies on the device: buffers of parameters, float32 parameters, moments."""
+        """Yield the other tensors on the device: parameter buffers, float32 parameters and moments."""
         yield from (buffer.param_data for buffer in self._buffers() if buffer.param_data is not None)
         for inner in self._all():
             for group in inner.optimizer.param_groups:
@@ -142,7 +142,7 @@ class Optimizer:
         return [inner for inner in chained if not getattr(inner, "is_stub_optimizer", False)]
 
     def _parts(self, parameter: nn.Parameter) -> tuple[Any, dict[str, Tensor]]:
-        """The optimiser of a parameter and what this rank has of its state."""
+        """Return the optimiser of a parameter, and this rank's part of its state."""
         for inner in self._all():
             if isinstance(inner, DistributedOptimizer):
                 if parameter in inner.model_param_group_index_map:
@@ -154,7 +154,7 @@ class Optimizer:
                 state = inner.optimizer.state.get(main, {})
                 return inner, {"param": main} | {name: state[name] for name in MOMENTS if name in state}
         sharded = next((inner for inner in self._all() if isinstance(inner, DistributedOptimizer)), None)
-        assert sharded is not None or not self._all(), "a parameter that no optimiser knows"
+        assert sharded is not None or not self._all(), "parameter is not in any optimiser"
         return sharded, {}
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The frequencies of the rotary embedding, and which of its kinds megatron-core does not have."""
+"""Frequencies of the rotary embedding, and checks for variants that megatron-core does not support."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlcore_megatron.layout import head_size
 
 
 def frequencies(hf_config: Any, path: str) -> Tensor:
-    """[D / 2] of the rotary embedding, as transformers computes them for this configuration.
+    """Return the frequencies [D / 2] of the rotary embedding, as transformers computes them for this configuration.
 
     Raises:
-        ModelError: they depend on the longest sample of a batch, or come with a factor that megatron-core does not have.
+        ModelError: they depend on the longest sample of a batch, or use an option that megatron-core does not support.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -39,4 +39,4 @@ def frequencies(hf_config: Any, path: str) -> Tensor:
 
 
 def _no_rope(path: str, what: str) -> ModelError:
-    return ModelError(f"model.path={path} has {what}, which backend=megatron does not have\nType  backend=fsdp")
+    return ModelError(f"model.path={path} has {what}, which backend=megatron does not support\nType  backend=fsdp")

@@ -1,7 +1,7 @@
-"""Parameters under their Hugging Face names on every rank: one bucket at a time comes from its stage and is gathered.
+"""All parameters under their Hugging Face names on every rank, gathered one bucket at a time.
 
-A bucket is a few parameters end to end, or one kind of matrix of all experts of a layer, which transformers has as one
-tensor. The stage that has them sends its part down the pipeline; then the devices of each stage gather their parts.
+A bucket is a few concatenated parameters, or one matrix of all experts of a layer, which is one tensor in transformers.
+The stage that holds a bucket broadcasts it over the pipeline; then the devices of each stage all-gather their parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlcore_megatron.model import Model
 
 
 class WeightStream:
-    """Knows which parameters the other stages have."""
+    """Buckets of the parameters of all stages."""
 
     def __init__(self, model: Model, grid: Grid, bucket_mb: int) -> None:
         self._grid = grid
@@ -36,7 +36,7 @@ class WeightStream:
 
     @torch.no_grad()
     def walk(self, away: HostCopy | None) -> Iterator[tuple[str, Tensor]]:
-        """All of them, the same on every rank; from host memory while they are `away`."""
+        """Yield all parameters, the same on every rank; read them from host memory while they are `away`."""
         remaining = iter(self._parameters)
         device = self._parameters[0].device
         for sender, buckets in enumerate(self._stages):
@@ -73,7 +73,10 @@ def _numel(entry: Entry) -> int:
 
 
 def _buckets(entries: Sequence[Entry], max_bytes: int) -> list[list[Entry]]:
-    """Parameters of one type, in order, up to `max_bytes` together; a larger one is alone, experts of a layer are together."""
+    """Group consecutive parameters of one type into buckets of up to `max_bytes`.
+
+    A larger parameter has its own bucket; the experts of a layer are always in one bucket.
+    """
     buckets: list[list[Entry]] = []
     room = 0
     for entry in entries:
