@@ -495,7 +495,7 @@ def test_a_library_of_another_version_is_refused_with_the_command_to_type(path, 
 
 
 def test_grid_selects_its_gpu_before_the_mesh_guesses_one(monkeypatch):
-    """The CUDA device is faked; a warning fails this test."""
+    """Fake the CUDA device; a warning fails this test."""
     selected = []
     handle = SimpleNamespace(
         is_initialized=lambda: bool(selected), device_count=lambda: 1, set_device=lambda device: None
