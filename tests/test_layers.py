@@ -245,7 +245,7 @@ def test_no_file_is_long(path):
 
 
 def test_the_way_of_a_prompt_is_as_short_as_the_readme_says():
-    section = (ROOT.parent / "README.md").read_text().partition("## Read it")[2].partition("Behind the doors")[0]
+    section = (ROOT.parent / "README.md").read_text().partition("## Read it")[2].partition("Further reading")[0]
     files = [ROOT.parent / path for path in re.findall(r"\]\((rlcore/[^)]+)\)", section)]
 
     assert len(files) == 5
