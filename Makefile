@@ -1,12 +1,13 @@
 # make quickstart   set up, then train a tiny model by reinforcement learning (about a minute)
-# make test         set up, then run every test of the core, and of the plugins whose tests are quick
-# make test-plugins the tests of all plugins that live beside the core in one environment
-# make test-vllm    the tests of rlcore-vllm with the real engine, in an environment of its own (test-sglang: likewise)
-# make test-gpu     the tests that need a GPU, in the environments that are there; everything lands in outputs/gpu.txt
-# make lint         ruff and mypy
-# make bench        the benchmarks; figures and how to read them: benchmarks/README.md
+# make test         set up, then run all tests of the core and of the plugins with quick tests
+# make test-plugins run the tests of all plugins that share the core's virtual environment
+# make test-vllm    run the tests of rlcore-vllm with the real engine, in its own virtual environment
+# make test-sglang  the same for rlcore-sglang; some of its tests use two virtual environments
+# make test-gpu     run the tests that need a GPU, in the virtual environments that exist; report in outputs/gpu.txt
+# make lint         run ruff and mypy
+# make bench        run the benchmarks; results: benchmarks/README.md
 #
-# Engines pin versions that clash, so each has an environment of its own; test-sglang also runs over two environments.
+# Engines pin conflicting versions, so each has its own virtual environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,15 +16,15 @@ PIP_OPTIONS := --quiet --disable-pip-version-check
 INSTALL := -m pip install $(PIP_OPTIONS)
 export OMP_NUM_THREADS ?= 1
 
-# Plugins with an engine, each in an environment of its own.
+# Plugins with an engine, each with its own virtual environment.
 ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins/rlcore-*/requirements-cpu.txt))
-# Plugins that live beside the core in one environment; each has its tests.
+# Plugins that share the core's virtual environment; each has its own tests.
 PLUGINS := $(filter-out $(ENGINES:%=plugins/rlcore-%),$(patsubst %/,%,$(wildcard plugins/rlcore-*/)))
 EXTRAS_rlcore-fsdp := [lora]
 QUICK := $(addprefix plugins/rlcore-,algorithms environments rewards workbench)
 TESTED ?= $(PLUGINS)
 
-# FOLDER:ENVIRONMENT of each package with tests that need a GPU.
+# FOLDER:VENV of each package with tests that need a GPU.
 GPU_FOLDERS := $(sort $(patsubst %/tests/,%,$(dir $(shell grep -l "mark\.gpu" plugins/*/tests/*.py))))
 GPU_TESTED := $(foreach folder,$(GPU_FOLDERS),$(folder):$(if $(filter $(ENGINES:%=plugins/rlcore-%),$(folder)),.venv-$(folder:plugins/rlcore-%=%),$(VENV)))
 GPU_REPORT := $(CURDIR)/outputs/gpu.txt
@@ -81,7 +82,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo "== installing $(TORCH) =="
 	$(BIN)/python $(INSTALL) "$(TORCH)"
-	@echo "== installing rlcore and what its tests need =="
+	@echo "== installing rlcore and the requirements of its tests =="
 	$(BIN)/python $(INSTALL) --editable ".[dev]"
 	@touch $@
 
@@ -90,7 +91,7 @@ $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	$(BIN)/python $(INSTALL) --no-build-isolation $(foreach plugin,$(PLUGINS),--editable "$(plugin)$(EXTRAS_$(notdir $(plugin)))")
 	@touch $@
 
-# An engine's environment: torch, then the lock as it stands (no resolution), then rlcore and the plugin.
+# An engine's virtual environment: torch, then the locked versions without resolution, then rlcore and the plugin.
 .venv-%/.ready: plugins/rlcore-%/requirements-cpu.txt plugins/rlcore-%/pyproject.toml pyproject.toml
 	@echo "== setting up .venv-$* for rlcore-$*: about two minutes, once =="
 	$(PYTHON) -m venv .venv-$*

@@ -1,11 +1,11 @@
-"""Every algorithm that needs a reward alone, on the quickstart task: reward after the same number of samples, three seeds.
+"""Compare all algorithms that need only a reward: reward on the quickstart task after equally many samples.
 
     pip install -e plugins/rlcore-algorithms
-    python benchmarks/algorithms.py            (writes docs/algorithms.png and prints the table of benchmarks/README.md)
+    python benchmarks/algorithms.py            (writes docs/algorithms.png, prints the table of benchmarks/README.md)
 
-Each has four mini-batches a step as the quickstart has, and its own defaults, or where those are for other tasks the
-settings of conf/algorithm/quickstart_NAME.yaml of the package. A run that is in the directory already is not made
-again, so that a measurement can be cut off and go on.
+Each algorithm runs with three seeds. It uses four mini-batches per step, like the quickstart, and its own defaults. If
+those defaults are meant for other tasks, it uses conf/algorithm/quickstart_NAME.yaml of the package instead. Runs that
+are already in the directory are not repeated, so that an interrupted measurement can be resumed.
 
     python benchmarks/algorithms.py --only gspo sapo --seeds 0 --samples 5120 --directory /tmp/try
 """
@@ -28,14 +28,15 @@ PICTURE = Path(__file__).parents[1] / "docs" / "algorithms.png"
 PACKAGE = "rlcore-algorithms"
 PER_STEP = 64 * 8
 OTHER_DATA = {"sft", "dpo", "reward_model", "distillation"}
-"""These learn from texts or a teacher, not from the reward of the quickstart."""
+"""Algorithms that learn from texts or a teacher, not from the reward of the quickstart."""
 SLOWER = ("cispo", "gpg", "kl_cov", "online_dpo", "remax", "sapo")
-"""At the quickstart's learning rate, made for clipped steps, their reward falls to nothing first: a third of it."""
+"""Algorithms with a third of the quickstart's learning rate. The full one is made for clipped steps; with it, their reward
+first collapses."""
 OTHER_SETTINGS = {
     "remax": ["sampling.samples_per_prompt=1", "trainer.prompts_per_step=512"],
     "dual_clip_ppo": ["critic.optimizer.lr=1e-3"],
 }
-"""What differs for an algorithm outside its own settings. ReMax has its baseline from one more greedy response a prompt."""
+"""Settings outside the section of the algorithm. ReMax gets its baseline from one additional greedy response per prompt."""
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
         for name in sorted(options.only, key=lambda name: (name != "grpo", name))
     }
     ends = {name: [_end(curve, options.samples) for curve in of_seeds] for name, of_seeds in curves.items()}
-    print(f"| algorithm | reward after {options.samples:,} samples | seeds | seconds a run |\n|---|---|---|---|")
+    print(f"| algorithm | reward after {options.samples:,} samples | seeds | seconds per run |\n|---|---|---|---|")
     for name in sorted(ends, key=lambda name: -statistics.mean(ends[name])):
         seconds = statistics.mean(sum(point[2] for point in curve) for curve in curves[name])
         values = ", ".join(f"{value:.3f}" for value in ends[name])
@@ -66,7 +67,7 @@ def _options() -> argparse.Namespace:
 
 
 def _curve(options: argparse.Namespace, name: str, seed: int) -> list[tuple[float, float, float]]:
-    """(samples so far, mean reward, seconds) of every step."""
+    """Return (samples so far, mean reward, seconds) of every step; train first if there is no such run."""
     directory = options.directory / str(options.samples)
     file = directory / f"{name}-{seed}" / "metrics.jsonl"
     steps = options.samples // PER_STEP
@@ -94,7 +95,7 @@ def _lines(file: Path) -> list[dict[str, float]]:
 
 
 def _end(curve: list[tuple[float, float, float]], samples: int) -> float:
-    """Mean reward of the last five steps inside the budget; refilled groups use it up faster."""
+    """Return the mean reward of the last five steps within the budget; refilled groups use it up faster."""
     return statistics.mean([reward for used, reward, _ in curve if used <= samples][-5:])
 
 

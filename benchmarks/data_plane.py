@@ -1,8 +1,8 @@
-"""What it costs to move a batch, to call a group and to start workers.
+"""Measure the cost of moving a batch, calling a group and starting workers.
 
     python benchmarks/data_plane.py            (about a minute; 3 GB of memory)
 
-Everything is measured in one run on one machine and printed as ratios next to the budgets of docs/design.md.
+Everything is measured in one run on one machine and printed as ratios, next to the budgets.
 """
 
 import io
@@ -31,7 +31,7 @@ FLOATS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"{'what':<52} {'figure':>12}   budget")
+    print(f"{'measurement':<52} {'result':>12}   budget")
     runtime, spawn_s = _start(4)
     _say("4 CPU workers, processes and first call", f"{spawn_s:.1f} s", "6 s")
     for size in (1, 2, 4):
@@ -48,8 +48,8 @@ def main() -> None:
 
 
 def _start(num_workers: int) -> tuple:
-    """Pools of 1, 2 and 4 hosts; the time is that of the largest one alone."""
-    # more hosts than cores: what is measured is rlcore and Ray, not the arithmetic of the workers
+    """Start pools of 1, 2 and 4 hosts; return the runtime and the start time of a pool of `num_workers` alone."""
+    # More hosts than cores: this measures rlcore and Ray, not the arithmetic of the workers.
     ray.init(num_cpus=16, include_dashboard=False, logging_level="ERROR", _node_ip_address="127.0.0.1")
     start = time.perf_counter()
     alone = make_runtime(RuntimeConfig(name="ray"))
@@ -63,7 +63,7 @@ def _start(num_workers: int) -> tuple:
 
 
 def _move(group: Echo) -> None:
-    """The same bytes through rlcore, through torch.save, and copied once."""
+    """Move the same bytes through rlcore, bare Ray and torch.save, and copy them once."""
     columns = {name: torch.randint(0, 50_000, (ROWS * TOKENS,)) for name in INTEGERS}
     columns |= {name: torch.randn(ROWS * TOKENS) for name in FLOATS}
     columns["loss_mask"] = torch.rand(ROWS * TOKENS) > 0.5
@@ -103,12 +103,12 @@ def _move(group: Echo) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()
-    for _ in range(7):  # in turn, so that a slow moment of the machine meets all
+    for _ in range(7):  # interleaved, so that a slow moment of the machine affects all of them
         for name, way in ways.items():
             seconds[name].append(_timed(way))
     best = {name: min(times) for name, times in seconds.items()}
     for name, label in (
-        ("copy", "  one copy of the bytes, into memory that is there"),
+        ("copy", "  one copy of the bytes, into existing memory"),
         ("new copy", "  one copy of the bytes, into new memory"),
         ("rlcore", "  controller → worker → controller, rlcore"),
         ("bare", "  the same columns, bare Ray"),
@@ -116,13 +116,13 @@ def _move(group: Echo) -> None:
     ):
         _say(label, f"{best[name] * 1e3:.0f} ms")
     _say("  torch.save / rlcore", f"{best['torch.save'] / best['rlcore']:.1f} ×", "≥ 10 ×")
-    _say("  rlcore / one copy into memory that is there", f"{best['rlcore'] / best['copy']:.2f} ×", "≤ 2 ×")
+    _say("  rlcore / one copy into existing memory", f"{best['rlcore'] / best['copy']:.2f} ×", "≤ 2 ×")
     _say("  rlcore / bare Ray", f"{best['rlcore'] / best['bare']:.2f} ×")
     _say("  rlcore / one copy into new memory", f"{best['rlcore'] / best['new copy']:.2f} ×")
 
 
 def _controller_bytes(group: Echo) -> None:
-    """What the controller holds of a step's data, as responses grow: GRPO's calls, columns by name."""
+    """Measure the bytes of GRPO's calls that reach the controller, for growing responses."""
     for length in (256, 1024, 8192):
         rows = 64
         prompts = Batch.of(
@@ -130,7 +130,7 @@ def _controller_bytes(group: Echo) -> None:
             tokens={"input_ids": torch.zeros(rows * length, dtype=torch.int64)},
             rows={"reward": torch.zeros(rows), "group_id": list(range(rows))},
         )
-        samples = group.echo(prompts.select("input_ids"))  # as if generated there
+        samples = group.echo(prompts.select("input_ids"))  # as if the worker had generated them
         runtime = group.runtime
         runtime.traffic.take()
         samples |= group.log_probs(samples)

@@ -1,12 +1,12 @@
-"""`backend=fsdp` against what one writes without it, in one run; needs plugins/rlcore-fsdp.
+"""Compare `backend=fsdp` with plain PyTorch loops in one run; needs plugins/rlcore-fsdp.
 
     python benchmarks/fsdp.py                  (about three minutes; one core per worker)
 
-Training: tokens per second at one and two workers (gloo), against PyTorch DDP and against a bare FSDP2 loop of the same
-model, in turn, in the same processes (in processor time too, for a machine that others use); all three get the same
-samples of equal length, so that nobody pads. The bare loops compute logits of all tokens; the backend those of the answers,
-with their entropy. Memory: peak of a rank while a model is loaded, and while it takes two steps. Weights: streaming against one copy of the same bytes.
-Head: log-probs at a vocabulary of 151,936.
+Training: tokens per second with one and two workers (gloo), relative to PyTorch DDP and to a bare FSDP2 loop of the same
+model. The three are interleaved in the same processes and also measured in processor time, for machines that are shared.
+All three get the same samples of equal length, so there is no padding. The bare loops compute the logits of all tokens;
+the backend computes those of the responses, and their entropy. Memory: peak of a rank while it loads a model and while it
+takes two steps. Weights: streaming, relative to one copy of the same bytes. Head: log-probs with a vocabulary of 151,936.
 """
 
 import functools
@@ -41,14 +41,16 @@ def main() -> None:
             _run(world, _streaming, directory, path)
         for what in ("plain", "chunks of 128"):
             _run(1, _head, directory, what)
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = "1048576"  # what is freed goes back: memory is what is in use
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = (
+            "1048576"  # return freed memory to the system, so that only memory in use is measured
+        )
         for world in (1, 2):
             for name in LOOPS:
                 _run(world, _memory, directory, path, name)
 
 
 def _save_model(directory: Path) -> str:
-    """A Llama of 38 M parameters."""
+    """Save a Llama with 38 M parameters."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -66,7 +68,7 @@ def _save_model(directory: Path) -> str:
 
 
 def _run(world: int, function: Callable[..., None], directory: str, *args: Any) -> None:
-    """`function(rank, world, *args)` in real processes."""
+    """Run `function(rank, world, *args)` in one process per rank."""
     context = multiprocessing.get_context("spawn")
     store = f"{directory}/{time.monotonic_ns()}"
     ranks = [context.Process(target=_rank, args=(rank, world, store, function, args)) for rank in range(world)]
@@ -145,7 +147,7 @@ class _Backend:
 
 
 class _Bare:
-    """transformers, one padded batch, log_softmax over all logits."""
+    """Loop with transformers, one padded batch, and log_softmax over all logits."""
 
     def __init__(self, path: str, rank: int, world: int, *, sharded: bool) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -251,7 +253,7 @@ def _head(rank: int, world: int, what: str) -> None:
 
 
 class _Peak:
-    """The most memory of its own (no mapped files) that this process has while the block runs, above what it had before."""
+    """Peak of this process's own memory (without mapped files) during the block, above the memory at its start."""
 
     def __enter__(self) -> "_Peak":
         self._ended = threading.Event()
@@ -271,7 +273,7 @@ class _Peak:
 
     @property
     def most(self) -> float:
-        """In megabytes, with what was there before."""
+        """Return the peak in megabytes, including the memory at the start."""
         return self._bytes / MB
 
     def _watch(self) -> None:
@@ -280,7 +282,7 @@ class _Peak:
 
 
 def _own_memory() -> float:
-    """Bytes."""
+    """Return the bytes of anonymous memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 

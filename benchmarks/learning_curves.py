@@ -1,8 +1,8 @@
-"""The quickstart for seeds 0 to 4: reward per step, as a picture.
+"""Plot the reward per step of the quickstart for seeds 0 to 4.
 
     python benchmarks/learning_curves.py       (about six minutes; writes docs/quickstart_seeds.png)
 
-What is typed after the command is added to each run: runtime=local, trainer.steps=100, …
+Arguments of the command are added to the settings of each run: runtime=local, trainer.steps=100, …
 """
 
 import json
@@ -27,9 +27,9 @@ def main() -> None:
         for seed in SEEDS:
             lines = _run(Path(directory), seed)
             rewards = [(line["step"], line["reward/mean"]) for line in lines if "reward/mean" in line]
-            (drawn,) = axes.plot(*zip(*rewards), linewidth=1, label=f"seed {seed}")
+            (curve,) = axes.plot(*zip(*rewards), linewidth=1, label=f"seed {seed}")
             held_out = [(line["step"], line["eval/pass_rate"]) for line in lines if "eval/pass_rate" in line]
-            axes.plot(*zip(*held_out), "o", markersize=4, color=drawn.get_color())
+            axes.plot(*zip(*held_out), "o", markersize=4, color=curve.get_color())
             print(f"seed {seed}: reward {rewards[0][1]:.3f} → {rewards[-1][1]:.3f}, held-out pass rate", end=" ")
             print(f"{held_out[0][1]:.3f} → {held_out[-1][1]:.3f}, {sum(_seconds(lines)):.0f} s", flush=True)
     axes.set(xlabel="step (64 prompts × 8 samples)", ylabel="mean reward; dots: held-out pass rate", ylim=(0, 1.02))

@@ -1,9 +1,9 @@
-"""Our formulas beside the functions of verl and TRL, on the same random numbers: how far are values and gradients apart?
+"""Compare the values and gradients of rlcore's formulas with verl's and TRL's on the same random numbers.
 
-    pip install verl trl -e plugins/rlcore-algorithms      (in an environment of its own; neither is needed by rlcore)
+    pip install verl trl -e plugins/rlcore-algorithms      (in a separate virtual environment; rlcore needs neither)
     python benchmarks/parity.py
 
-Everything is float64 where the other side allows it. What differs by intention stands in the last column.
+Everything is float64 where the other side allows it. The last column explains intended differences.
 """
 
 import importlib
@@ -46,7 +46,7 @@ Row = tuple[str, str, float, str]
 
 
 class Table:
-    """Random responses, padded [ROWS, TOKENS] as others hold them, and end to end as rlcore does."""
+    """Random responses, padded to [ROWS, TOKENS] for the others and concatenated for rlcore."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -75,7 +75,7 @@ class Table:
         )
 
     def loss(self, algorithm: Any, **columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Value, and gradient by token, of an algorithm's policy loss; it may read more columns of tokens."""
+        """Return the value and the gradient per token of an algorithm's policy loss; `columns` are further token columns."""
         new = self.new[self.mask].requires_grad_()
         terms, _ = algorithm.policy_loss(new, self.old[self.mask], self.batch().with_tokens(**columns))
         whole = LossTerms(terms=terms, average=algorithm.config.average)
@@ -83,7 +83,7 @@ class Table:
         return value.detach(), torch.autograd.grad(value, new)[0]
 
     def padded(self, formula: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Value, and gradient by token, of a formula over padded log-probs."""
+        """Return the value and the gradient per token of a formula over padded log-probs."""
         new = self.new.clone().requires_grad_()
         value = formula(new)
         return value.detach(), torch.autograd.grad(value, new)[0][self.mask]
@@ -193,7 +193,7 @@ def with_verl(table: Table) -> Iterator[Row]:
 
 
 def _tokens_of_large_covariance(table: Table, core: Any, config: Any) -> Iterator[Row]:
-    """verl chooses by the log-probs of the moment; here ours are made to choose by the same ones."""
+    """Compare clip_cov and kl_cov. verl selects tokens by the current log-probs, so ours get the same ones here."""
     mask, wide = table.mask.double(), table.advantage[:, None].expand(-1, TOKENS)
     roles = FakeRoles(["actor"])
     rows = {"sample_id": torch.arange(ROWS), "num_loss_tokens": table.lengths}
@@ -212,15 +212,17 @@ def _tokens_of_large_covariance(table: Table, core: Any, config: Any) -> Iterato
         function = core.get_policy_loss_fn(name)
         wanted = table.padded(lambda new: function(table.old, new, wide, mask, "token-mean", actor)[0])  # noqa: B023
         found = table.loss(made, chosen=chosen)
-        if name == "clip_cov":  # verl takes the value of the chosen tokens out, too; the gradient is what trains
+        if (
+            name == "clip_cov"
+        ):  # verl also removes the value of the selected tokens; only the gradient matters for training
             found, wanted = (found[1], found[1]), (wanted[1], wanted[1])
-        why = "all tokens inside the bounds chosen; gradient only" if name == "clip_cov" else ""
+        why = "all tokens inside the bounds selected; gradient only" if name == "clip_cov" else ""
         yield _loss(name, function.__name__, found, wanted, why)
 
 
 def _corrections(table: Table) -> Iterator[Row]:
     helper: Any = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
-    mask, d = table.mask.double(), table.old - table.ref  # as if `ref` were what the engine says
+    mask, d = table.mask.double(), table.old - table.ref  # as if `ref` were the engine's log-probs
     batch = table.batch().with_tokens(rollout_log_probs=table.ref[table.mask])
 
     def ours(**settings: Any) -> Tensor:
@@ -257,8 +259,8 @@ def with_trl(table: Table) -> Iterator[Row]:
         value, gradient = table.loss(algorithm)
         wanted = table.padded(lambda new: _trl_loss(trainer, table, new, what, settings))  # noqa: B023
         why = ""
-        if what == "dr_grpo":  # the sum over tokens, which TRL divides by the longest possible response
-            value, gradient, why = value / TOKENS, gradient / TOKENS, "after dividing ours by the limit of tokens"
+        if what == "dr_grpo":  # a sum over tokens, which TRL divides by the longest possible response
+            value, gradient, why = value / TOKENS, gradient / TOKENS, "after dividing ours by the token limit"
         level = f", {settings['importance_sampling_level']} level" if "importance_sampling_level" in settings else ""
         name = type(algorithm).__name__
         yield _loss(name, f"GRPOTrainer(loss_type={what}{level})", (value, gradient), wanted, why)
@@ -267,7 +269,7 @@ def with_trl(table: Table) -> Iterator[Row]:
 
 
 def _of_scores(table: Table) -> Row:
-    """Bradley-Terry on scores of whole responses."""
+    """Compare the Bradley-Terry loss on scores of whole responses."""
     trainer: Any = importlib.import_module("trl.trainer.reward_trainer").RewardTrainer
     scores = table.reward.clone().requires_grad_()
     found = _logistic(table, RewardModel(RewardModel.Config()), scores, scores)
@@ -278,7 +280,7 @@ def _of_scores(table: Table) -> Row:
 
 
 def _of_preferences(table: Table) -> Row:
-    """DPO on log-probs of two models."""
+    """Compare DPO on log-probs of two models."""
     trainer: Any = importlib.import_module("trl.trainer.dpo_trainer").DPOTrainer
     new, padded = table.new.clone().requires_grad_(), torch.zeros(ROWS, TOKENS)
     gap = torch.where(table.mask, new - table.ref, 0.0).sum(1)
@@ -308,11 +310,11 @@ _QUIET: dict[str, Any] = {
     "_metrics": {"eval": defaultdict(list)},
     "_total_train_tokens": 0,
 }
-"""What TRL's trainers need to tell their metrics."""
+"""Attributes that TRL's trainers need to log metrics."""
 
 
 def _logistic(table: Table, algorithm: Any, x: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and gradient of a loss of pairs; TRL has the chosen ones first, rlcore has the two of a pair side by side."""
+    """Return the value and gradient of a pairwise loss. TRL puts all chosen samples first; rlcore keeps pairs adjacent."""
     order = torch.arange(ROWS).reshape(2, -1).T.reshape(-1)
     margin = (x[: ROWS // 2] - x[ROWS // 2 :]).detach().repeat_interleave(2)
     batch = table.batch().with_rows(margin=margin, sign=torch.tensor([1.0, -1.0]).repeat(ROWS // 2))
@@ -321,7 +323,7 @@ def _logistic(table: Table, algorithm: Any, x: Tensor, leaf: Tensor) -> tuple[Te
 
 
 def _trl_loss(trainer: Any, table: Table, new: Tensor, loss_type: str, settings: dict[str, Any]) -> Tensor:
-    """The trainer's own method, on an object that has what it reads."""
+    """Call the trainer's own method on an object with the attributes that it reads."""
     trainer_state: dict[str, Any] = {
         "loss_type": loss_type,
         "importance_sampling_level": "token",
@@ -374,7 +376,7 @@ def _apart(found: Tensor, wanted: Tensor) -> float:
 
 
 def _copy(value: Any) -> Any:
-    """Some of those functions write into what they are given."""
+    """Copy an argument, because some functions of verl modify theirs."""
     return value.clone() if isinstance(value, Tensor) else value.copy() if isinstance(value, np.ndarray) else value
 
 

@@ -1,12 +1,12 @@
-"""Tokens drawn per second: an engine alone, the same engine under rlcore, and `rollout=hf`.
+"""Measure sampled tokens per second: an engine alone, the same engine in rlcore, and `rollout=hf`.
 
-    python benchmarks/rollout.py vllm         (about a minute; in an environment with rlcore-vllm)
-    python benchmarks/rollout.py sglang       (two to three minutes; in an environment with rlcore-sglang)
+    python benchmarks/rollout.py vllm         (about a minute; needs rlcore-vllm)
+    python benchmarks/rollout.py sglang       (two to three minutes; needs rlcore-sglang)
 
-Prompts and responses of 64 tokens, float32 on a CPU; the best of some turns, taken one after the other in one process.
-Alone means the engine's own `generate`, one call for all, with log-probs of the drawn token, seeds and no text. Processor
-time is that of this process and all that it started. SGLang's attention on a CPU is a loop over sequences: the figures
-compare two ways to the same engine, not engines.
+Prompts and responses have 64 tokens, in float32 on a CPU. Each result is the best of several repeats, interleaved in one
+process. "Alone" means one call of the engine's own `generate` for all requests, with log-probs of the sampled token and
+seeds, without text. Processor time includes all child processes. SGLang's attention on a CPU is a loop over sequences,
+so the results compare two ways to use the same engine, not two engines.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rlcore.registry import resolve
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.types import Request, Sampling
 
-PROMPT, RESPONSE, TURNS = 64, 64, 6
+PROMPT, RESPONSE, REPEATS = 64, 64, 6
 SIZES = {"0.4 M": (128, 2), "3 M": (256, 4)}
 """Name -> (hidden size, layers)."""
 
@@ -35,23 +35,23 @@ SIZES = {"0.4 M": (128, 2), "3 M": (256, 4)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=list(ALONE))
-    parser.add_argument("--requests", type=int, help="in one call (64 for vllm, 32 for sglang, as their budgets say)")
-    parser.add_argument("--size", choices=list(SIZES), help="only this one")
-    asked = parser.parse_args()
+    parser.add_argument("--requests", type=int, help="number of requests per call; default: 64 for vllm, 32 for sglang")
+    parser.add_argument("--size", choices=list(SIZES), help="measure only this model size")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.size is None:  # a process for each
+    if options.size is None:  # one process per size
         for size in SIZES:
             subprocess.run([sys.executable, __file__, *sys.argv[1:], "--size", size], check=True)
         return
     with tempfile.TemporaryDirectory(prefix="rlcore-bench-") as directory:
-        save_model(directory, *SIZES[asked.size])
-        measure(asked.engine, asked.size, directory, asked.requests or {"vllm": 64, "sglang": 32}[asked.engine])
+        save_model(directory, *SIZES[options.size])
+        measure(options.engine, options.size, directory, options.requests or {"vllm": 64, "sglang": 32}[options.engine])
 
 
 def measure(engine, size, path, num):
-    if engine == "sglang":  # its engine takes over the process, so it comes last
+    if engine == "sglang":  # SGLang's engine takes over the process, so it is created last
         under, alone = make(engine, path, num), ALONE[engine](path, num)
-    else:  # before rlcore changes it
+    else:  # created before rlcore changes the process
         alone, under = ALONE[engine](path, num), make(engine, path, num)
     hf = HFRollout(HFConfig(), model=ModelConfig(path=path), context=RolloutContext())
     ways = {
@@ -60,14 +60,14 @@ def measure(engine, size, path, num):
         "rollout=hf": lambda: drain(hf, num),
     }
     walls, processors = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
-    for _ in range(TURNS):
-        for way, draw in ways.items():
+    for _ in range(REPEATS):
+        for way, generate in ways.items():
             start, used = time.perf_counter(), processor_time()
-            tokens = draw()
+            tokens = generate()
             walls[way] = max(walls[way], tokens / (time.perf_counter() - start))
             processors[way] = max(processors[way], tokens / (processor_time() - used))
     under.close()
-    print(f"\n{engine}, {size} parameters, {num} requests; tokens drawn in a second | of processor time")
+    print(f"\n{engine}, {size} parameters, {num} requests; sampled tokens per second | per second of processor time")
     for way in ways:
         wall, processor = walls[way] / walls["alone"], processors[way] / processors["alone"]
         print(
@@ -77,7 +77,7 @@ def measure(engine, size, path, num):
 
 
 def kind_of(engine):
-    """The class behind `rollout=engine`."""
+    """Return the class behind `rollout=engine`."""
     return resolve("rollout", engine).object
 
 
@@ -103,19 +103,19 @@ def vllm_alone(path, num):
         use_tqdm_on_load=False,
     )
 
-    def draw(asked):
+    def generate(requested):
         options = [
             SamplingParams(max_tokens=RESPONSE, ignore_eos=True, logprobs=0, seed=one.seed, detokenize=False)
-            for one in asked
+            for one in requested
         ]
-        done = llm.generate([{"prompt_token_ids": one.prompt_ids} for one in asked], options, use_tqdm=False)
+        done = llm.generate([{"prompt_token_ids": one.prompt_ids} for one in requested], options, use_tqdm=False)
         return sum(len(one.outputs[0].token_ids) for one in done)
 
-    return draw
+    return generate
 
 
 def sglang_alone(path, num):
-    """With the options of the plugin, as a server of the plugin has them."""
+    """Return a generate function of SGLang with the options that a server of the plugin has."""
     from rlcore_sglang import SGLangConfig
     from rlcore_sglang.own import engine_environment, engine_options
 
@@ -127,16 +127,16 @@ def sglang_alone(path, num):
 
     engine = sglang.Engine(**engine_options(config, model, context, read_limits(path)))
 
-    def draw(asked):
+    def generate(requested):
         params = [
             {"temperature": 1.0, "max_new_tokens": RESPONSE, "sampling_seed": one.seed, "ignore_eos": True}
-            for one in asked
+            for one in requested
         ]
-        prompts = [one.prompt_ids for one in asked]
+        prompts = [one.prompt_ids for one in requested]
         done = engine.generate(input_ids=prompts, sampling_params=params, return_logprob=True)
         return sum(len(one["output_ids"]) for one in done)
 
-    return draw
+    return generate
 
 
 ALONE = {"vllm": vllm_alone, "sglang": sglang_alone}
@@ -150,7 +150,7 @@ def drain(engine, num):
 
 
 def requests(num):
-    """Prompts that no cache has seen."""
+    """Return requests with random prompts, so that no prefix cache helps."""
     sampling = Sampling(max_response_tokens=RESPONSE)
     return [
         Request(
@@ -164,14 +164,14 @@ def requests(num):
 
 
 def processor_time():
-    """Seconds of this process and of all that run below it."""
+    """Return the processor seconds of this process and its running descendants."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return sum(time.user + time.system for time in times)
 
 
 def save_model(directory, hidden, layers):
-    """A random Llama that ends no response of its own, and a tokenizer of one word."""
+    """Save a random Llama without an end token, and a tokenizer with one word."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

@@ -1,10 +1,10 @@
-"""One GRPO step, phase by phase, and the same work in the plainest loop that is correct.
+"""Measure one GRPO step by phase, and the same work in the simplest correct loop.
 
     python benchmarks/step.py                  (about three minutes; one core for the model)
 
-Two sizes: the quickstart (0.13 M parameters, answers of 6 tokens), and 30 M parameters with answers of 512 tokens. The
-plain loop is what one writes without a framework: transformers, a padded batch, log_softmax over all logits. It gets the
-samples of the run itself, the same mini-batches, and takes the same optimiser steps.
+Two sizes: the quickstart (0.13 M parameters, responses of 6 tokens), and 30 M parameters with responses of 512 tokens.
+The plain loop is a training loop without a framework: transformers, a padded batch, log_softmax over all logits. It uses
+the samples of the run, the same mini-batches, and as many optimizer steps.
 """
 
 import statistics
@@ -34,18 +34,18 @@ def main() -> None:
         for runtime in ("local", "ray"):
             own = [f"runtime={runtime}", f"run.directory={directory}"]
             _measure("quickstart", own, steps=30, repeats=8)
-            _measure("30 M parameters, 512-token answers", [f"model.path={model}", *LARGE, *own], steps=2, repeats=2)
+            _measure("30 M parameters, 512-token responses", [f"model.path={model}", *LARGE, *own], steps=2, repeats=2)
 
 
 def _measure(name: str, overrides: list[str], steps: int, repeats: int) -> None:
-    """Run some steps; then train on the samples of the last one again, in turn with the plain loop."""
+    """Run some steps, then train on the samples of the last one again, alternating with the plain loop."""
     fixed = ["preset=quickstart", "trackers=[]", "trainer.steps=1000000", "algorithm.skip_zero_variance_groups=false"]
     run = launch(*plan_run([*fixed, f"run.name=b{time.time_ns()}", *overrides]))
     kept = _keep_samples(run)
     try:
         found = [step(run) for _ in range(steps + 1)][1:]
         samples = kept[0].select(*COLUMNS).local()
-        print(f"\n{name}, runtime={run.config.runtime.name}, {samples.num_tokens:,} tokens a step")
+        print(f"\n{name}, runtime={run.config.runtime.name}, {samples.num_tokens:,} tokens per step")
         _phases(found)
         plain = PlainLoop(run.config.model.path, samples, run.config.algorithm.options.get("minibatches", 1))
         own, other = [], []
@@ -60,7 +60,7 @@ def _measure(name: str, overrides: list[str], steps: int, repeats: int) -> None:
 
 
 def _keep_samples(run: Any) -> list[Any]:
-    """A list that holds what the last `collect` returned."""
+    """Return a list that always holds the result of the last `collect`."""
     kept: list[Any] = [None]
     collect = run.algorithm.collect
 
@@ -83,7 +83,7 @@ def _phases(found: list[dict[str, float]]) -> None:
 
 
 class PlainLoop:
-    """GRPO's training without a framework."""
+    """Training part of GRPO without a framework."""
 
     def __init__(self, path: str, samples: Batch, minibatches: int) -> None:
         from transformers import AutoModelForCausalLM
@@ -94,7 +94,7 @@ class PlainLoop:
         self._parts = [[rows[i] for i in part] for part in torch.randperm(len(rows)).chunk(minibatches)]
 
     def step(self) -> None:
-        """Log-probs of the old policy, then a step for each mini-batch."""
+        """Compute the log-probs of the old policy, then take one optimizer step per mini-batch."""
         with torch.no_grad():
             old = [_log_probs(self._model, part)[0] for part in self._parts]
         for part, before in zip(self._parts, old):
@@ -115,7 +115,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _log_probs(model: Any, rows: list[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, L - 1] log-probs of the next tokens, and which of them are trained on."""
+    """Return [B, L - 1] log-probs of the next tokens, and the mask of those that are trained on."""
     ids = _padded([row["input_ids"] for row in rows])
     attention = _padded([torch.ones(row.num_tokens, dtype=torch.int64) for row in rows])
     logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
@@ -128,7 +128,7 @@ def _padded(columns: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _large_model(directory: Path) -> Path:
-    """30 M random parameters with the quickstart's tokenizer, and an end of sequence that is never drawn."""
+    """Save a random 30 M model with the quickstart's tokenizer that never samples the end of sequence."""
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     small = prepare(cache_directory(), progress=print).model

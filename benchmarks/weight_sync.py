@@ -1,11 +1,11 @@
-"""Seconds to bring 100 MB of weights to an engine, each way, against one copy of the bytes.
+"""Measure the seconds for 100 MB of weights to an engine by each transfer, relative to one copy of the bytes.
 
-    python benchmarks/weight_sync.py vllm      (about three minutes; in an environment with rlcore-vllm)
-    python benchmarks/weight_sync.py sglang    (about five minutes; in an environment with rlcore-sglang)
+    python benchmarks/weight_sync.py vllm      (about three minutes; needs rlcore-vllm)
+    python benchmarks/weight_sync.py sglang    (about five minutes; needs rlcore-sglang)
 
-A Llama of 100 MB, float32 on a CPU. `inprocess`, `object_store` and `collective` are whole syncs of a run, in one process
-and between two pools of Ray; `disk` is SGLang's `rollout.weights=disk`; `server` is the way to one that runs already, by
-files. The best of some turns.
+The model is a Llama of 100 MB in float32 on a CPU. `inprocess`, `object_store` and `collective` are complete weight syncs
+of a run: the first within one process, the others between two Ray pools. `disk` is SGLang's `rollout.weights=disk`, and
+`server` sends files to a server that is already running. Each result is the best of several repeats.
 """
 
 import socket
@@ -27,7 +27,7 @@ from rlcore.rollouts.http import Server
 from rlcore.trainer.launch import launch
 from rlcore.trainer.loop import step
 
-TURNS, HIDDEN, LAYERS = 5, 512, 6
+REPEATS, HIDDEN, LAYERS = 5, 512, 6
 _START_S = 120
 
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def of_a_run(engine, overrides):
-    """Seconds of a sync, and its share of a step."""
+    """Return the seconds of a weight sync and its share of a step."""
     fixed = ["preset=quickstart", f"rollout={engine}", "trackers=[]", "trainer.steps=1000", "eval.every_steps=0"]
     run = launch(*plan_run([*fixed, "trainer.prompts_per_step=4", f"run.name=b{time.time_ns()}", *overrides]))
     try:
@@ -101,7 +101,7 @@ def to_a_server(engine, path, weights):
 
 def best(action):
     times = []
-    for _ in range(TURNS):
+    for _ in range(REPEATS):
         start = time.perf_counter()
         action()
         times.append(time.perf_counter() - start)

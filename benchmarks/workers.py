@@ -1,4 +1,4 @@
-"""Workers for the benchmarks; a module of its own, so that hosts can import it by name."""
+"""Workers for the benchmarks, in a separate module so that hosts can import it by name."""
 
 import io
 from typing import Any
@@ -11,41 +11,41 @@ from rlcore.workers.base import Worker
 
 
 class Echo(Worker):
-    """Gives back what it gets, as new columns."""
+    """Worker that returns its input as new columns."""
 
     @dispatch("dp")
     def echo(self, batch: Batch) -> Batch:
-        """Every column under another name, so that nothing can be left where it was."""
+        """Return every column under another name, so that no column can stay where it was."""
         tokens = {f"{name}_back": batch[name] for name in batch.columns}
         return Batch.of(lengths=batch.lengths, tokens=tokens)
 
     @dispatch("dp")
     def log_probs(self, batch: Batch) -> Batch:
-        """A column per token, as a policy writes it."""
+        """Return a column with one value per token, like a policy."""
         return Batch.of(lengths=batch.lengths, tokens={"log_probs": torch.zeros(batch.num_tokens)})
 
     @dispatch("all")
     def noop(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class PlainActor:
-    """The usual way: a padded dict of tensors, pickled by torch in both directions."""
+    """Baseline actor: a padded dict of tensors, serialized by torch in both directions."""
 
     def echo(self, data: bytes) -> bytes:
         tensors: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
         return saved(tensors)
 
     def put_back(self, arrays: list[Any]) -> list[Any]:
-        """Arrays of a list of references, in a list of new ones: what Ray itself needs for the same bytes."""
+        """Return new references to copies of the arrays: the cost of the same bytes in bare Ray."""
         return [ray.put(array) for array in ray.get(arrays, timeout=120)]
 
     def noop(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def saved(tensors: dict[str, Any]) -> bytes:
-    """`torch.save` into bytes."""
+    """Return the tensors as the bytes of `torch.save`."""
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     return buffer.getvalue()
