@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per process, and the commands in a process of their own."""
+"""Shared settings and fixtures: one thread per process, and `rlcore` commands in a child process."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session")
 def rlcore():
-    """Run `rlcore …` as a stranger would."""
+    """Return a function that runs `rlcore` in a child process."""
 
     def run(*arguments, python=sys.executable, cwd=None, **variables):
         return subprocess.run(

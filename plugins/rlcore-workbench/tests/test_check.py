@@ -1,4 +1,4 @@
-"""`rlcore check`: which suite runs, what the report says, and the exit code."""
+"""`rlcore check`: the choice of the suite, the report and the exit code."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_a_plugin_that_imports_a_private_name_is_reported(rewards, capsys):
     assert "private names of rlcore may change in any release: rlcore.trainer.run.Clock" in out
 
 
-def test_a_failure_says_what_the_contract_asks_for(rewards, capsys):
+def test_a_failure_shows_the_requirement_of_the_contract(rewards, capsys):
     code, out = check(capsys, "reward", "r.py:fragile")
 
     assert code == 1
@@ -80,45 +80,45 @@ def test_a_failure_says_what_the_contract_asks_for(rewards, capsys):
     assert out.splitlines()[-1].startswith("6 of 7 passed")
 
 
-def test_wrong_scores_are_shown_beside_the_right_ones(rewards, capsys):
+def test_wrong_scores_are_shown_with_the_expected_ones(rewards, capsys):
     code, out = check(capsys, "reward", "r.py:wrong")
 
     assert code == 1
     assert "the scores of the examples\n        wanted [5.0]\n        got    [4.0]" in out
 
 
-def test_a_plugin_that_hangs_ends_at_the_time_limit_and_is_named_with_its_test(rewards, capsys):
+def test_a_plugin_that_hangs_fails_its_test_at_the_time_limit(rewards, capsys):
     code, out = check(capsys, "reward", "r.py:deaf", "--timeout", "4")
 
     assert code == 1
-    assert "  FAIL  the examples get their scores\n        no end within 4 s" in out
+    assert "  FAIL  the examples get their scores\n        not finished within 4 s" in out
 
 
-def test_a_plugin_that_ends_its_process_costs_a_line(rewards, capsys):
+def test_a_plugin_that_ends_its_process_fails_one_test(rewards, capsys):
     code, out = check(capsys, "reward", "r.py:dead")
 
     assert code == 1
     assert "  FAIL  the examples get their scores\n        the process ended with exit code 7" in out
 
 
-def test_what_is_not_checked_is_said(rewards, capsys):
+def test_the_report_lists_skipped_checks(rewards, capsys):
     code, out = check(capsys, "reward", "r.py:plain", "--skip", "process of its own")
 
     assert code == 0
-    assert "  not checked  the scores themselves: there are no examples" in out
+    assert "  not checked  scores: there are no examples" in out
     assert "  not checked  it works in a process of its own: left out by --skip 'process of its own'" in out
     assert out.splitlines()[-1].startswith("5 of 5 passed")
 
 
 @pytest.mark.parametrize(("score", "code"), [(1.0, 0), (0.0, 1)], ids=["right", "wrong"])
-def test_examples_come_from_a_file(rewards, capsys, score, code):
+def test_examples_are_read_from_a_file(rewards, capsys, score, code):
     lines = [{"completion": "4", "answer": "4", "score": score}, {"completion": "5", "answer": "4", "score": 0}]
     (rewards / "e.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
     assert check(capsys, "reward", "r.py:graded", "--examples", "e.jsonl")[0] == code
 
 
-def test_examples_without_a_column_that_the_reward_asks_for_are_refused(rewards, capsys):
+def test_examples_without_a_column_of_the_reward_are_refused(rewards, capsys):
     (rewards / "e.jsonl").write_text('{"completion": "4", "anser": "4", "score": 1}')
 
     with pytest.raises(
@@ -130,8 +130,8 @@ def test_examples_without_a_column_that_the_reward_asks_for_are_refused(rewards,
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["reward", "r.py:graded"], "reads answer, and without examples nothing of it can be checked"),
-        (["reward", "r.py:odd"], "are not pairs of a sample and its score"),
+        (["reward", "r.py:graded"], "reads answer, so it cannot be checked without examples"),
+        (["reward", "r.py:odd"], r"are not \(sample, score\) pairs"),
         (["reward", "r.py:goood"], r"no 'goood' in it\. Did you mean 'good'\?"),
         (["reward", "r.py:good", "--option", "words=3"], "has no option 'words'"),
         (["reward", "r.py:good", "--option", "words"], "expected NAME=VALUE"),
@@ -141,10 +141,10 @@ def test_examples_without_a_column_that_the_reward_asks_for_are_refused(rewards,
         (["rewrad", "x"], r"no contract suite for the kind 'rewrad'\. Did you mean 'reward'\?"),
         (["transfer", "inprocess"], "no contract suite for the kind 'transfer'"),
         (["tracker", "jsonnl"], r"no tracker named 'jsonnl'\. Did you mean 'jsonl'\?"),
-        (["dataset", "files"], "needs something to open\nType  --data FILE"),
+        (["dataset", "files"], "needs a file to open\nType  --data FILE"),
     ],
 )
-def test_wrong_input_says_what_to_type(rewards, arguments, text):
+def test_wrong_input_is_refused_with_advice(rewards, arguments, text):
     with pytest.raises(UserError, match=text):
         main(arguments)
 
@@ -188,7 +188,7 @@ def test_a_plugin_gets_the_suite_of_its_kind(kind, name, contract):
         (spec("algorithm", "grpo", epoch=2), r"--option\.epoch: no such setting\. Did you mean 'epochs'\?"),
         (
             spec("dispatch", "scatter"),
-            "does not take a batch .* cannot be guessed\nWrite its test with a method `call`",
+            "does not accept a batch .* are unknown\nWrite its test with a method `call`",
         ),
         (spec("hooks", "rlcore_workbench.testing:HooksContract", x=1), "hooks have no settings"),
         (spec("rollout", "hf") | {"model": "/nowhere"}, "/nowhere"),
@@ -198,14 +198,14 @@ def test_a_plugin_gets_the_suite_of_its_kind(kind, name, contract):
         ),
     ],
     ids=[
-        "a setting that it lacks",
-        "arguments that nobody knows",
+        "unknown setting",
+        "unknown arguments",
         "settings of hooks",
-        "no such model",
-        "no such attribute",
+        "missing model",
+        "unknown attribute",
     ],
 )
-def test_a_suite_that_cannot_be_made_says_why(wrong, text):
+def test_a_suite_that_cannot_be_built_is_refused_with_the_reason(wrong, text):
     with pytest.raises(UserError, match=text):
         suites.choose(wrong)
 
@@ -248,7 +248,7 @@ def test_the_command_is_found_and_its_exit_code_is_2_for_wrong_input(rlcore):
     done = rlcore("check", "reward", "gsm8k")
 
     assert done.returncode == 2
-    assert done.stderr.startswith("error: reward 'gsm8k' reads answer, and without examples")
+    assert done.stderr.startswith("error: reward 'gsm8k' reads answer, so it cannot be checked without examples")
 
 
 ENVIRONMENTS = """
@@ -309,17 +309,17 @@ def test_an_environment_with_its_own_examples_passes(environments, capsys):
         ),
     ],
 )
-def test_a_failure_of_an_environment_says_what_is_asked_for(environments, capsys, name, more, text):
+def test_a_failure_of_an_environment_shows_the_requirement(environments, capsys, name, more, text):
     code, out = check(capsys, "environment", f"e.py:{name}", *more)
 
     assert code == 1
     assert text in out
 
 
-def test_without_examples_the_rewards_are_not_checked_and_a_file_brings_them(environments, capsys):
+def test_rewards_of_an_environment_are_checked_only_with_examples(environments, capsys):
     code, out = check(capsys, "environment", "e.py:Plain")
     assert code == 0
-    assert "  not checked  the rewards themselves: there are no examples" in out
+    assert "  not checked  rewards: there are no examples" in out
 
     (environments / "x.jsonl").write_text('{"prompt": "b", "completions": ["b"], "score": 0}')
     code, out = check(capsys, "environment", "e.py:Plain", "--examples", "x.jsonl")
@@ -339,7 +339,7 @@ def test_without_examples_the_rewards_are_not_checked_and_a_file_brings_them(env
         (["tracker", "jsonl", "--examples", "x.jsonl"], "--examples is for rewards and environments"),
     ],
 )
-def test_bad_input_about_environments_is_refused(environments, arguments, text):
+def test_wrong_input_for_environments_is_refused(environments, arguments, text):
     (environments / "x.jsonl").write_text('{"prompt": "b", "score": 0}')
 
     with pytest.raises(UserError, match=text):

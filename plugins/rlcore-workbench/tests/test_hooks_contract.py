@@ -1,4 +1,4 @@
-"""The suite for hooks: a good plugin passes it, and each test finds the fault that it is there to find."""
+"""Suite for hooks: a good plugin passes, and each test detects its fault."""
 
 from dataclasses import replace
 
@@ -78,18 +78,18 @@ class Cools:
 
 
 FAULTS = [
-    ("test_its_hooks_are_hooks", NotMarked),
-    ("test_a_run_goes_through_and_its_metrics_are_numbers", Raises),
-    ("test_a_run_goes_through_and_its_metrics_are_numbers", Texts),
+    ("test_its_hooks_are_valid", NotMarked),
+    ("test_a_run_succeeds_and_its_metrics_are_numbers", Raises),
+    ("test_a_run_succeeds_and_its_metrics_are_numbers", Texts),
     ("test_training_is_the_same_as_without_it", Cools),
     ("test_variables_for_workers_are_text", Numbers),
-    ("test_health_checks_have_names_and_say_what_they_found", Nameless),
-    ("test_health_checks_have_names_and_say_what_they_found", Wordless),
+    ("test_health_checks_have_names_and_return_text", Nameless),
+    ("test_health_checks_have_names_and_return_text", Wordless),
 ]
 
 
 @pytest.mark.parametrize(("test", "plugin"), FAULTS)
-def test_the_suite_finds(test, plugin, tmp_path, tmp_path_factory):
+def test_the_suite_detects_the_fault(test, plugin, tmp_path, tmp_path_factory):
     suite = type("Suite", (HooksContract,), {"plugin": plugin})()
     assets = prepare(tmp_path_factory.getbasetemp() / "rlcore-hooks", testing._RECIPE)
     method = getattr(suite, test)
@@ -102,7 +102,7 @@ def test_the_suite_finds(test, plugin, tmp_path, tmp_path_factory):
     assert len(str(failure.value)) > 30, "the message must say what the contract asks for"
 
 
-def test_every_test_of_the_suite_has_a_fault_that_it_finds():
+def test_every_test_of_the_suite_detects_a_fault():
     tests = {name for name in dir(HooksContract) if name.startswith("test_")}
 
     assert tests == {test for test, _ in FAULTS}

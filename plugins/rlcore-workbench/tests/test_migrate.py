@@ -86,7 +86,7 @@ def test_a_script_becomes_a_command():
         "data.max_prompt_tokens": 256,
         "sampling.max_response_tokens": 768,
         "model.path": "/models/qwen",
-        "algorithm.minibatches": 4,  # 128 prompts a step, 32 in a mini-batch
+        "algorithm.minibatches": 4,  # 128 prompts per step, 32 per mini-batch
         "model.max_tokens_per_device": 4096,  # 4 samples of at most 256 + 768 tokens
         "algorithm.kl.coefficient": 0.002,
         "algorithm.kl.where": "loss",
@@ -96,7 +96,7 @@ def test_a_script_becomes_a_command():
         "trackers": "[console,{name: wandb, project: p}]",
         "checkpoint.every_steps": 0,
         "pools.main.devices_per_node": 4,
-        # verl's own defaults, where rlcore's are others
+        # defaults of verl that differ from rlcore's
         "backend": "fsdp",
         "algorithm.dual_clip": 3.0,
         "optimizer.weight_decay": 0.01,
@@ -110,7 +110,7 @@ def test_a_script_becomes_a_command():
     assert [line.key for line in done.of("partly", "none")] == ["trainer.total_training_steps", "trainer.made_up"]
     assert any("trainer.n_gpus_per_node=8: given again later" in remark for remark in done.remarks)
     steps = next(line for line in done.lines if line.key == "trainer.total_training_steps")
-    assert steps.answer.note == "refused here: the script does not set STEPS, and trainer.steps needs a value"
+    assert steps.answer.note == "refused by rlcore: the script does not set STEPS, and trainer.steps needs a value"
 
 
 def test_every_common_key_is_in_the_tables():
@@ -124,7 +124,7 @@ def test_every_common_key_is_in_the_tables():
     assert unknown == []
 
 
-def test_nothing_is_dropped():
+def test_no_key_is_dropped():
     text = " ".join(f"{key}={VALUES.get(key, 1)}" for key in COMMON)
 
     done = translate(read_launch(text))
@@ -180,7 +180,7 @@ def own_settings(package, name):
 
 
 @pytest.mark.parametrize("key", [key for key in {**SAME, **RULES} if key not in REFUSING])
-def test_every_setting_that_comes_out_exists_in_rlcore(key):
+def test_every_translated_setting_exists_in_rlcore(key):
     switches = f"{A}use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.adv_estimator=gae "
     text = f"{key}={VALUES.get(key, '1')}"
     text = (
@@ -203,7 +203,7 @@ def test_every_setting_that_comes_out_exists_in_rlcore(key):
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_the_settings_of_the_algorithm_are_those_of_its_config(estimator):
+def test_translated_settings_of_the_algorithm_are_in_its_config(estimator):
     from rlcore.config.build import build_plugin
     from rlcore.registry import resolve
 
@@ -233,10 +233,20 @@ def test_the_settings_of_the_algorithm_are_those_of_its_config(estimator):
 @pytest.mark.parametrize(
     ("text", "key", "how", "words"),
     [
-        (f"data.train_batch_size=100 {A}ppo_mini_batch_size=30", A + "ppo_mini_batch_size", "partly", "cannot be cut"),
+        (
+            f"data.train_batch_size=100 {A}ppo_mini_batch_size=30",
+            A + "ppo_mini_batch_size",
+            "partly",
+            "cannot be divided",
+        ),
         ("data.truncation=middle", "data.truncation", "none", "not middle"),
         (f"{A}use_kl_loss=True {A}kl_loss_type=abs", A + "kl_loss_type", "none", "k1, k2, k3"),
-        (f"{A}use_kl_loss=True algorithm.use_kl_in_reward=True", "algorithm.use_kl_in_reward", "none", "one place"),
+        (
+            f"{A}use_kl_loss=True algorithm.use_kl_in_reward=True",
+            "algorithm.use_kl_in_reward",
+            "none",
+            "only one penalty",
+        ),
         ("trainer.total_epochs=3", "trainer.total_epochs", "partly", "3 × (rows of the data ÷ 1024)"),
         ("trainer.total_epochs=3 trainer.total_training_steps=9", "trainer.total_epochs", "always", "decides"),
         ("trainer.logger=[console,mlflow]", "trainer.logger", "partly", "no tracker for mlflow"),
@@ -245,24 +255,24 @@ def test_the_settings_of_the_algorithm_are_those_of_its_config(estimator):
         (f"{R}multi_turn.enable=True", R + "multi_turn.enable", "none", "environment=FILE.py:NAME"),
         (f"{R}multi_turn.tool_config_path=t.yaml", R + "multi_turn.tool_config_path", "none", "typed functions"),
         (f"{R}agent.default_agent_loop=a", R + "agent.default_agent_loop", "none", "environment=FILE.py:NAME"),
-        ("reward_model.enable=True", "reward_model.enable", "partly", "algorithm=reward_model writes it"),
+        ("reward_model.enable=True", "reward_model.enable", "partly", "written by algorithm=reward_model"),
         ("reward_model.input_tokenizer=/t", "reward_model.input_tokenizer", "none", "reward=judge or remote"),
         (f"{R}name=hf {R}gpu_memory_utilization=0.6", R + "gpu_memory_utilization", "always", "engine hf"),
-        ("trainer.val_before_train=False", "trainer.val_before_train", "none", "always made"),
+        ("trainer.val_before_train=False", "trainer.val_before_train", "none", "cannot be switched off"),
         ("reward.reward_manager.name=prime", "reward_model.reward_manager", "always", "num_processes"),
-        (f"{A}ppo_mini_batch_size=$SIZE", A + "ppo_mini_batch_size", "none", "cannot be computed with"),
+        (f"{A}ppo_mini_batch_size=$SIZE", A + "ppo_mini_batch_size", "none", "is not a number"),
         (f"{A}optim.lr_warmup_steps_ratio=0.1", A + "optim.lr_warmup_steps_ratio", "none", "optimizer.warmup_steps=N"),
         ("actor_rollout_ref.actor.clip_rati=1", A + "clip_rati", "none", f"Did you mean '{A}clip_ratio'?"),
     ],
 )
-def test_what_has_no_counterpart_says_why(text, key, how, words):
+def test_a_key_without_a_counterpart_has_a_reason(text, key, how, words):
     answer = answers(text)[key]
 
     assert answer.how == how
     assert words in answer.note
 
 
-def test_conversations_and_reward_models_have_settings():
+def test_environments_and_reward_models_have_settings():
     found = settings_of(
         f"{R}multi_turn.enable=True {R}multi_turn.max_assistant_turns=4 {R}free_cache_engine=False"
         " reward_model.enable=True reward_model.model.path=/rm"
@@ -275,16 +285,16 @@ def test_conversations_and_reward_models_have_settings():
 
 
 @pytest.mark.parametrize("table", [ALWAYS, NONE])
-def test_no_note_speaks_of_a_version(table):
+def test_no_note_mentions_a_version(table):
     assert [note for note in table.values() if "this version" in note] == []
 
 
-def test_two_keys_that_want_one_setting_differently_are_told():
+def test_two_keys_with_different_values_of_one_setting_are_reported():
     found = answers(f"{A}fsdp_config.param_offload=True {A}optim.clip_grad=1.0 {A}grad_clip=0.5")
 
     assert found[A + "grad_clip"].how == "none"
     assert (
-        "optimizer.clip_grad_norm is 1.0 already, from actor_rollout_ref.actor.optim.clip_grad"
+        "optimizer.clip_grad_norm is already 1.0, from actor_rollout_ref.actor.optim.clip_grad"
         in found[A + "grad_clip"].note
     )
 
@@ -344,13 +354,13 @@ def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(es
     if (estimator == "gae" and loss != "vanilla") or (
         estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean")
     ):
-        with pytest.raises(ConfigError, match=r"loss_mode=|adv_estimator=reinforce_plus_plus: refused here"):
+        with pytest.raises(ConfigError, match=r"loss_mode=|adv_estimator=reinforce_plus_plus: refused by rlcore"):
             translate(read_launch(text))
         return
 
-    name, config, told = algorithm_of(text)
+    name, config, unsupported = algorithm_of(text)
 
-    assert told == refused
+    assert unsupported == refused
     if loss != "vanilla":
         assert name == LOSSES[loss]
     if name not in ("grpo", "ppo"):
@@ -364,12 +374,12 @@ def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(es
         assert (config.share, config.penalty) == (0.0002, 0.1)
 
 
-def test_a_default_that_the_algorithm_refuses_is_told():
+def test_a_default_that_the_algorithm_refuses_is_reported():
     done = translate(read_launch(f"algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=gspo"))
 
     (line,) = [line for line in done.lines if line.key == A + "loss_agg_mode"]
     assert not line.given
-    assert line.answer.note.startswith("refused here: algorithm.average: expected seq-mean-token-mean")
+    assert line.answer.note.startswith("refused by rlcore: algorithm.average: expected seq-mean-token-mean")
     assert "algorithm.average" not in done.settings
 
 
@@ -385,24 +395,24 @@ def test_a_default_that_the_algorithm_refuses_is_told():
     ],
 )
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo"])
-def test_a_correction_there_is_one_here(estimator, text, expected):
+def test_a_rollout_correction_is_translated(estimator, text, expected):
     pytest.importorskip("rlcore_algorithms")
     prefix = "algorithm.rollout_correction."
 
-    name, config, told = algorithm_of(f"algorithm.adv_estimator={estimator} {prefix}{text.format(C=prefix)}")
+    name, config, unsupported = algorithm_of(f"algorithm.adv_estimator={estimator} {prefix}{text.format(C=prefix)}")
 
     assert name == {"grpo": "dapo", "gae": "dual_clip_ppo", "rloo": "rloo"}[estimator]
     correction = config.correction
     found = (correction.weight, correction.beyond, correction.low, correction.high, correction.reject)
     assert found == expected
-    assert told == ([prefix + "rollout_rs"] if "rollout_rs" in text else [])
+    assert unsupported == ([prefix + "rollout_rs"] if "rollout_rs" in text else [])
     if "k3" in text:
         assert correction.reject_above == 0.01
     if name == "dapo":
         assert (config.refill.rounds, config.clip_high) == (0, 0.2)
 
 
-def test_an_algorithm_that_is_not_installed_is_translated_and_told(monkeypatch):
+def test_an_algorithm_that_is_not_installed_is_translated_with_a_remark(monkeypatch):
     from rlcore_workbench.verl import checked
 
     def resolve(kind, name):
@@ -413,7 +423,7 @@ def test_an_algorithm_that_is_not_installed_is_translated_and_told(monkeypatch):
     done = translate(read_launch("algorithm.adv_estimator=rloo data.train_files=/d"))
 
     assert done.settings["algorithm"] == "rloo"
-    assert "the settings of algorithm=rloo have not been checked: no algorithm named 'rloo'" in done.remarks
+    assert "settings of algorithm=rloo are not checked: no algorithm named 'rloo'" in done.remarks
 
 
 @pytest.mark.parametrize(
@@ -430,7 +440,7 @@ def test_values_are_read_as_hydra_reads_them(text, value):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("python -m verl.trainer.main_ppo", "no setting such as"),
+        ("python -m verl.trainer.main_ppo", "no setting of verl found"),
         ("data.train_files='a", "cannot be read near line 1"),
     ],
 )
@@ -455,7 +465,7 @@ def test_a_launch_that_cannot_be_read_is_refused(text, words):
         ("python3 prepare.py --dir=/x\nN=2\npython3 -m verl.trainer.main_ppo trainer.nnodes=$N", []),
     ],
 )
-def test_arguments_that_are_no_settings_of_verl_are_told(text, others):
+def test_arguments_that_are_not_settings_of_verl_are_reported(text, others):
     done = translate(read_launch(text))
 
     assert [line.key for line in done.of("none")] == others
@@ -463,19 +473,19 @@ def test_arguments_that_are_no_settings_of_verl_are_told(text, others):
     assert "$" not in str(done.settings)
 
 
-def test_another_module_than_that_of_verl_is_told():
+def test_a_module_other_than_verls_is_reported():
     done = translate(read_launch("python -m recipe.dapo.main_dapo data.train_files=/d"))
 
     assert any(remark.startswith("recipe.dapo.main_dapo: its own defaults") for remark in done.remarks)
 
 
-def test_a_script_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UserError, match="neither a script that can be read nor a command"):
+def test_a_missing_script_is_refused(tmp_path):
+    with pytest.raises(UserError, match="neither a readable script nor a command"):
         main([str(tmp_path / "run.sh")])
 
 
 @pytest.mark.parametrize(("more", "code"), [("", 0), (" trainer.made_up=1", 1)])
-def test_the_exit_code_says_whether_something_has_no_counterpart(capsys, more, code):
+def test_the_exit_code_is_1_if_a_key_has_no_counterpart(capsys, more, code):
     assert main(["data.train_files=/d actor_rollout_ref.model.path=/m" + more]) == code
 
 
@@ -491,15 +501,15 @@ def test_the_command_can_be_pasted_into_a_shell(capsys, tmp_path):
     assert not any(word.startswith("trainer.steps") for word in words)
 
 
-def test_json_holds_every_key(capsys):
+def test_json_contains_every_key(capsys):
     main(["--json", "data.train_files=/d", "trainer.made_up=1"])
 
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["key"], one["how"]) for one in told["keys"] if one["given"]] == [
+    unsupported = json.loads(capsys.readouterr().out)
+    assert [(one["key"], one["how"]) for one in unsupported["keys"] if one["given"]] == [
         ("data.train_files", "set"),
         ("trainer.made_up", "none"),
     ]
-    assert told["settings"]["data.train"] == "/d"
+    assert unsupported["settings"]["data.train"] == "/d"
 
 
 def test_defaults_of_verl_are_in_the_tables():
@@ -523,10 +533,10 @@ PPO = "python3 -m verl.trainer.main_ppo "
         ("python3 my/main.py data.train_files=/d", "runs my/main.py"),
         ("$COMMAND data.train_files=/d", r"runs \$\{COMMAND\}"),
         ("M=$(f)\npython3 -m $M data.train_files=/d", "runs an unknown module"),
-        (f"{PPO} data.train_files=/d\n{PPO} data.train_files=/e", "2 different launches are in it, at lines 1, 2"),
+        (f"{PPO} data.train_files=/d\n{PPO} data.train_files=/e", "found 2 different launches, at lines 1, 2"),
         (f"{PPO} data.train_files=/d \\\n  # a comment\n  trainer.nnodes=2", "line 3 begins with trainer.nnodes=2"),
         (f"{PPO} data.train_files=/d trainer.v1.trainer_mode=separate_async", "asynchronous training"),
-        (f"{PPO} data.train_files=/d async_training.partial_rollout=True", "another trainer"),
+        (f"{PPO} data.train_files=/d async_training.partial_rollout=True", "a trainer other than"),
         (f"{PPO} data.train_files=/d distillation.enabled=True", "algorithm=distillation"),
         (f"{PPO} data.train_files=/d trainer.val_only=True", "rlcore eval"),
         (f"{PPO} algorithm.adv_estimator=no_such", "no algorithm 'no_such'"),
@@ -534,7 +544,10 @@ PPO = "python3 -m verl.trainer.main_ppo "
         (f"{PPO} {A}strategy=veomni", "no backend 'veomni'"),
         (f"{PPO} model_engine=torchtitan trainer.nnodes=1", "no backend 'torchtitan'"),
         (f"{PPO} actor@actor_rollout_ref.actor=mlite_actor trainer.nnodes=1", "no backend 'mlite'"),
-        (f"{PPO} trainer.nnodes=1 algorithm.adv_estimator=$(f)", "needs algorithm.adv_estimator, which could not be"),
+        (
+            f"{PPO} trainer.nnodes=1 algorithm.adv_estimator=$(f)",
+            "needs algorithm.adv_estimator, whose value could not be",
+        ),
         (f"A=$(f)\n{PPO} trainer.nnodes=1 $A", "the argument .* could not be read: it is the output of a command"),
     ],
 )
@@ -575,7 +588,7 @@ def test_the_layout_of_megatron_becomes_that_of_its_backend():
         f" actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2 critic.megatron.tensor_model_parallel_size=4"
     )
 
-    found, told = settings_of(text), answers(text)
+    found, unsupported = settings_of(text), answers(text)
 
     assert {name: value for name, value in found.items() if name.startswith("backend.")} == {
         "backend.tensor_parallel": 2,
@@ -588,8 +601,8 @@ def test_the_layout_of_megatron_becomes_that_of_its_backend():
         "backend.recompute": "selective",
     }
     assert found["model.gradient_checkpointing"] is True
-    assert told["actor_rollout_ref.ref.megatron.tensor_model_parallel_size"].how == "always"
-    assert told["critic.megatron.tensor_model_parallel_size"].how == "none"
+    assert unsupported["actor_rollout_ref.ref.megatron.tensor_model_parallel_size"].how == "always"
+    assert unsupported["critic.megatron.tensor_model_parallel_size"].how == "none"
 
 
 @pytest.mark.parametrize(
@@ -613,13 +626,15 @@ def test_offload_between_phases_is_not_offload_during_the_update(engine, part):
     assert not any("offload" in name for name in settings_of(f"{key}=True"))
 
 
-def test_a_key_that_cannot_be_read_is_listed_and_so_are_those_that_need_it():
+def test_an_unreadable_key_and_its_dependents_are_listed():
     text = f"N=$(f)\n{PPO} data.train_batch_size=$N {A}ppo_mini_batch_size=64 {R}n=4"
 
     found = answers(text)
 
     assert found["data.train_batch_size"].note == "could not be read: it is the output of a command"
-    assert found[A + "ppo_mini_batch_size"].note.startswith("needs data.train_batch_size, which could not be read")
+    assert found[A + "ppo_mini_batch_size"].note.startswith(
+        "needs data.train_batch_size, whose value could not be read"
+    )
     assert settings_of(text)["sampling.samples_per_prompt"] == 4
     assert not {"trainer.prompts_per_step", "algorithm.minibatches"} & settings_of(text).keys()
 
@@ -633,16 +648,16 @@ def test_a_key_that_cannot_be_read_is_listed_and_so_are_those_that_need_it():
         ("trainer.nnodes=$NODES", "trainer.nnodes", "the script does not set NODES"),
     ],
 )
-def test_what_the_config_refuses_is_listed_and_not_printed(text, key, words):
+def test_a_refused_setting_is_listed_and_not_printed(text, key, words):
     done = translate(read_launch(f"{text} {R}name=hf"))
 
     (line,) = [line for line in done.of("none") if line.key == key]
-    assert line.answer.note.startswith("refused here: ")
+    assert line.answer.note.startswith("refused by rlcore: ")
     assert words in line.answer.note
     compose(shlex.split(command(done.settings).replace("\\\n", ""))[2:], complete=False)
 
 
-def test_an_engine_that_is_not_here_takes_its_settings_with_it():
+def test_settings_of_an_unknown_engine_are_left_out():
     text = f"{R}name=trtllm {R}tensor_model_parallel_size=4"
 
     assert answers(text)[R + "tensor_model_parallel_size"].how == "none"
@@ -666,7 +681,7 @@ def test_an_engine_that_is_not_here_takes_its_settings_with_it():
         ),
     ],
 )  # fmt: skip
-def test_keys_with_a_counterpart_have_one(text, key, how, settings):
+def test_keys_are_translated(text, key, how, settings):
     answer = answers(text)[key]
 
     assert (answer.how, dict(answer.settings)) == (how, settings)
@@ -681,13 +696,13 @@ def test_the_overlong_buffer_of_reward_kwargs_is_that_of_dapo():
     assert settings_of(text)["algorithm.overlong.tokens"] == 64
 
 
-def test_arguments_of_what_starts_the_trainer_are_not_settings():
+def test_arguments_of_the_launcher_are_not_settings():
     text = f"uv run --frozen --extra vllm {PPO} data.train_files=/d"
 
     assert translate(read_launch(text)).of("none") == []
 
 
-def test_the_printed_command_is_one_that_bash_passes_on_unchanged(capsys):
+def test_bash_passes_the_printed_command_on_unchanged(capsys):
     main([f"{PPO} data.train_files=$HOME/'a b'/x.json trainer.experiment_name='q\"r`s' trainer.logger='[\"console\"]'"])
 
     text = capsys.readouterr().out.partition("\n\n")[0]

@@ -1,4 +1,4 @@
-"""Reading shell scripts for `rlcore migrate`: words are what the shell would pass, or unreadable with a reason."""
+"""Reader of shell scripts: words are equal to those of a shell, or unreadable with a reason."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from rlcore.errors import ConfigError
 
 
 def words_of(script):
-    """The words of the last command; unreadable ones as (text, reason)."""
+    """Return the words of the last command; unreadable ones as (text, reason)."""
     commands, _ = read_commands(script)
     return [(word.text, word.unreadable) if word.unreadable else word.text for word in commands[-1].words]
 
@@ -53,7 +53,7 @@ SCRIPTS = {
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-def test_words_are_those_that_bash_passes(script):
+def test_words_are_equal_to_those_of_bash(script):
     recorder = 'run() { printf "%s\\0" run "$@"; printf "\\1"; }\n'
     done = subprocess.run(["bash"], input=recorder + script, env={}, capture_output=True, text=True, check=True)
     last = done.stdout.split("\1")[-2]
@@ -78,11 +78,11 @@ def test_a_variable_that_the_script_does_not_set_stays_in_the_word():
         ("run x={a,b}", "braces without quotes are an expansion"),
         ("A='a b'\nrun x=$A", "a value with blanks is not quoted"),
         ("run x='$HOME'", "it holds a literal dollar sign"),
-        ("for i in a b; do run x=$i; done", "it is another one in each pass of the loop at line 1"),
+        ("for i in a b; do run x=$i; done", "it changes in each pass of the loop at line 1"),
         ("A[0]=x\nrun x=$A", "an array is changed element by element"),
     ],
 )
-def test_a_value_that_is_not_known_is_unreadable(script, reason):
+def test_an_unknown_value_is_unreadable(script, reason):
     found = reasons(script.replace("x=a\n", "a=a\nx=a\n"))
 
     assert found == [reason]
@@ -109,7 +109,7 @@ def test_a_value_that_differs_between_branches_is_unreadable(script):
 def test_only_the_words_that_branches_add_to_an_array_are_unreadable():
     script = 'A=(a=1)\nif test -e /x; then A+=(b=2); fi\nA+=(c=3)\nrun "${A[@]}"'
 
-    reason = "only one of the branches at line 2 has it"
+    reason = "not all branches at line 2 have it"
     assert words_of(script) == ["run", "a=1", ("b=2", reason), "c=3"]
 
 
@@ -119,7 +119,7 @@ def test_a_branch_that_ends_the_script_does_not_count():
     assert words_of(script) == ["run", "1"]
 
 
-def test_a_branch_that_known_values_decide_is_named():
+def test_a_branch_decided_by_known_values_is_reported():
     _, remarks = read_commands('D=${D:-gpu}\nif [ "$D" = npu ]; then x=1; fi\nrun')
 
     assert remarks == ['line 2: `[ "${D}" = npu ]` is false here, so its branch is left out']

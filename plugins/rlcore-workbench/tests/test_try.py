@@ -90,7 +90,7 @@ def test_several_rewards_have_a_column_each_and_add_up(folder, capsys):
     assert second.split()[2:7] == ["score", "0.4", "0", "0.4", "4"]
 
 
-def test_a_sample_without_a_verdict_is_told_and_the_exit_code_is_1(folder, capsys):
+def test_a_sample_without_a_score_is_reported_and_the_exit_code_is_1(folder, capsys):
     code, out = attempt(capsys, "reward", "r.py:fragile", samples(folder, {"completion": "a"}, {"completion": ""}))
 
     assert code == 1
@@ -98,7 +98,7 @@ def test_a_sample_without_a_verdict_is_told_and_the_exit_code_is_1(folder, capsy
     assert "ZeroDivisionError: division by zero (r.py:7)" in out
 
 
-def test_a_hang_costs_its_time_out_and_the_others_have_scores(folder, capsys):
+def test_a_reward_that_hangs_times_out_and_other_samples_are_scored(folder, capsys):
     file = samples(folder, {"completion": "a"}, {"completion": "slow"}, {"completion": "b"})
 
     code, out = attempt(capsys, "reward", "r.py:slow", file, "--timeout", "1", "--json")
@@ -107,18 +107,18 @@ def test_a_hang_costs_its_time_out_and_the_others_have_scores(folder, capsys):
     assert [one["status"] for one in json.loads(out)] == ["score", "timeout", "score"]
 
 
-def test_lines_of_a_runs_samples_are_understood():
+def test_samples_of_a_run_are_accepted():
     line = {"step": 3, "prompt": "1+1=", "completion": "2", "reward": 1.0, "parts": {}, "columns": {"answer": "2"}}
 
     assert flat_sample(line) == {"prompt": "1+1=", "completion": "2", "answer": "2"}
     assert flat_sample({"completion": "2", "answer": "2"}) == {"completion": "2", "answer": "2"}
 
 
-def test_what_the_file_lacks_and_a_run_knows_is_said(folder, capsys):
+def test_stand_ins_for_missing_columns_are_reported(folder, capsys):
     _, out = attempt(capsys, "reward", "r.py:ended", samples(folder, {"completion": "two words"}))
 
-    assert "ended asks for finish_reason, which the file lacks: every completion counts as ended, 'stop'" in out
-    assert "ended asks for num_tokens, which the file lacks: words stand for tokens" in out
+    assert "ended reads finish_reason, which the file lacks: every completion counts as finished ('stop')" in out
+    assert "ended reads num_tokens, which the file lacks: words are counted instead of tokens" in out
     assert "score: mean 1," in out
 
 
@@ -131,11 +131,15 @@ def test_what_the_file_lacks_and_a_run_knows_is_said(folder, capsys):
         ([], ["r.py:told"], r"c\.jsonl has no rows"),
         ([{"completion": "4"}], ["r.py:told", "--timeout", "0"], "expected more than 0"),
         ([{"completion": "4"}], ["r.py:told", "--option", "max=2"], "reward 'told' has no option 'max'"),
-        ([{"completion": "4"}], ["r.py:told,length", "--option", "max=2"], "--option max: whose option is it"),
+        (
+            [{"completion": "4"}],
+            ["r.py:told,length", "--option", "max=2"],
+            "--option max: does not name one of the rewards",
+        ),
     ],
-    ids=["column", "completion", "no object", "empty", "time-out", "option", "whose option"],
+    ids=["column", "completion", "not an object", "empty", "timeout", "unknown option", "ambiguous option"],
 )
-def test_wrong_input_says_what_to_type(folder, rows, arguments, text):
+def test_wrong_input_is_refused_with_advice(folder, rows, arguments, text):
     name, *more = arguments
     with pytest.raises(UserError, match=text):
         main(["reward", name, samples(folder, *rows), *more])
@@ -151,19 +155,19 @@ def test_wrong_input_says_what_to_type(folder, rows, arguments, text):
         (["algorithm", "grpo", "no.safetensors"], "no.safetensors cannot be read"),
     ],
 )
-def test_a_wrong_command_says_what_to_type(arguments, text):
+def test_a_wrong_command_is_refused_with_advice(arguments, text):
     with pytest.raises(UserError, match=text):
         main(arguments)
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_the_core_s_algorithms_are_in_order(capsys, name):
+def test_algorithms_of_the_core_are_valid(capsys, name):
     code, out = attempt(capsys, "algorithm", name, "--option", "minibatches=2", "--json")
 
-    told = json.loads(out)
+    report = json.loads(out)
     assert code == 0
-    assert {"grpo": ["actor"], "ppo": ["actor", "critic"]}[name] == list(told["losses"])
-    for facts in told["losses"].values():
+    assert {"grpo": ["actor"], "ppo": ["actor", "critic"]}[name] == list(report["losses"])
+    for facts in report["losses"].values():
         assert (facts["wrong"], facts["terms"], facts["gradient_outside_loss_mask"]) == ([], [90], 0.0)
         assert facts["gradient_norm"] > 0
 
@@ -173,38 +177,38 @@ def test_the_core_s_algorithms_are_in_order(capsys, name):
     [
         ("Scalar", "the loss raised ValueError: average=token-mean wants one term per token"),
         ("NotANumber", "terms are not finite"),
-        ("OnThePrompt", "tokens of the prompt have a gradient"),
+        ("OnThePrompt", "prompt tokens have a gradient"),
         ("Detached", "the loss has no gradient: are its terms detached?"),
         ("Undeclared", "no column 'reward'. Columns: "),
         ("Raises", "the loss raised RuntimeError: no such luck"),
         ("Nothing", "the gradient is zero everywhere"),
     ],
 )
-def test_what_is_wrong_with_a_loss_is_said(capsys, name, text):
+def test_a_fault_of_a_loss_is_reported(capsys, name, text):
     code, out = attempt(capsys, "algorithm", f"a.py:{name}")
 
     assert code == 1
     assert text in out
-    assert "in order" not in out
+    assert "valid:" not in out
 
 
-def test_a_batch_that_was_saved_gives_the_same_loss_again(folder, capsys):
+def test_a_saved_batch_gives_the_same_loss(folder, capsys):
     _, made = attempt(capsys, "algorithm", "grpo", "--option", "minibatches=2", "--save", "b.safetensors", "--json")
     _, read = attempt(capsys, "algorithm", "grpo", "b.safetensors", "--option", "minibatches=2", "--json")
 
     assert json.loads(read)["losses"] == json.loads(made)["losses"]
 
 
-def test_a_batch_without_a_column_that_the_loss_reads_is_told(folder, capsys):
+def test_a_batch_without_a_column_of_the_loss_is_reported(folder, capsys):
     attempt(capsys, "algorithm", "grpo", "--save", "b.safetensors")
 
     code, out = attempt(capsys, "algorithm", "grpo", "b.safetensors", "--option", "kl.coefficient=0.1")
 
     assert code == 1
-    assert "reads() names ref_log_probs, and the batch has no such column" in out
+    assert "reads() names ref_log_probs, but the batch has no such column" in out
 
 
-def test_a_batch_goes_through_a_file_unchanged(tmp_path):
+def test_a_batch_is_unchanged_after_save_and_load(tmp_path):
     batch = Batch.of(
         lengths=[1, 1], tokens={"x": torch.tensor([1.5, 2.5])}, rows={"y": torch.tensor([3, 4]), "text": ["a", "b"]}
     )
@@ -216,7 +220,7 @@ def test_a_batch_goes_through_a_file_unchanged(tmp_path):
     assert (found["x"].tolist(), found["y"].tolist(), found.lengths.tolist()) == ([1.5, 2.5], [3, 4], [1, 1])
 
 
-def test_options_are_read_as_json_and_may_lie_deeper():
+def test_options_are_json_and_may_be_nested():
     found = parse_options(["a.b=0.5", "a.c=true", "name=x y", "list=[1,2]", "none=null"])
 
     assert found == {"a": {"b": 0.5, "c": True}, "name": "x y", "list": [1, 2], "none": None}
@@ -224,7 +228,7 @@ def test_options_are_read_as_json_and_may_lie_deeper():
 
 @pytest.mark.parametrize(
     ("texts", "words"),
-    [(["a"], "NAME=VALUE"), (["a=1", "a=2"], "given twice"), (["a=1", "a.b=2"], "has a value already")],
+    [(["a"], "NAME=VALUE"), (["a=1", "a=2"], "given twice"), (["a=1", "a.b=2"], "already has a value")],
 )
 def test_options_that_cannot_be_read_are_refused(texts, words):
     with pytest.raises(UserError, match=words):

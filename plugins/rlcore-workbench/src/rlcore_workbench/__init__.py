@@ -1,1 +1,1 @@
-"""The author's workbench: the commands `rlcore new-plugin`, `check`, `try` and `migrate`."""
+"""Tools for plugin authors: the commands `rlcore new-plugin`, `check`, `try` and `migrate`."""

@@ -12,7 +12,7 @@ _LENGTHS, _LEVELS = "lengths", "rlcore_levels"
 
 
 def save_batch(batch: Batch, path: Path) -> None:
-    """Numeric columns and lengths; the metadata says which columns have one value per token."""
+    """Write numeric columns and lengths; the metadata marks columns with one value per token."""
     from safetensors.torch import save_file
 
     names = [name for name in batch.columns if batch.level(name) != "object"]
@@ -22,10 +22,10 @@ def save_batch(batch: Batch, path: Path) -> None:
 
 
 def load_batch(path: Path) -> Batch:
-    """The inverse of `save_batch`. Without metadata a column as long as all tokens together is one of tokens.
+    """Read a batch from a file of `save_batch`. Without metadata, columns with one value per token are found by length.
 
     Raises:
-        ConfigError: no such file, no safetensors, or no `lengths`.
+        ConfigError: the file is missing, not safetensors, or without `lengths`.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -35,11 +35,11 @@ def load_batch(path: Path) -> Batch:
             levels = json.loads((file.metadata() or {}).get(_LEVELS, "{}"))
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}\nMake one:  rlcore try algorithm NAME --save {path}"
+            f"{path} cannot be read: {error}\nTo write one:  rlcore try algorithm NAME --save {path}"
         ) from error
     if _LENGTHS not in tensors:
         raise ConfigError(
-            f"{path} has no tensor '{_LENGTHS}', the tokens of each sample\nIt has: {', '.join(tensors)}."
+            f"{path} has no tensor '{_LENGTHS}' with the number of tokens of each sample\nIt has: {', '.join(tensors)}."
         )
     lengths = tensors.pop(_LENGTHS)
     num_tokens = int(lengths.sum())

@@ -1,6 +1,6 @@
-"""`rlcore check`: the contract suite of a kind against one plugin, one line for each test.
+"""`rlcore check`: run the contract suite of a kind for one plugin and print one line per test.
 
-The suite runs in a process of its own (child.py), so a plugin that hangs or crashes costs a line of the report.
+The suite runs in a child process (child.py), so a plugin that hangs or crashes fails one test and not the command.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ examples:
   rlcore check algorithm best_of_n --suite keeps_every_sample=false
   rlcore check environment calculator --examples episodes.jsonl     lines such as {"prompt": "1+1", "completions": ["2"], "score": 1}
   rlcore check rollout vllm --device cuda:0 --tolerance 0.05
-  rlcore check reward my_rewards.py:score                a file of your own; rewards bring EXAMPLES with them
+  rlcore check reward my_rewards.py:score                your own file; EXAMPLES in it are used
 
 exit code: 0 every test passed, 1 one failed, 2 the input is wrong
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     options = _parser().parse_args(list(argv))
     if options.kind not in KINDS:
         raise ConfigError(
@@ -48,10 +48,10 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"--timeout {options.timeout:g}: expected more than 0\nType  --timeout 600")
     if options.examples and options.kind not in ("reward", "environment"):
         raise ConfigError(
-            f"--examples is for rewards and environments, and this is a {options.kind}\nLeave out  --examples"
+            f"--examples is for rewards and environments, not for kind '{options.kind}'\nLeave out  --examples"
         )
     if options.kind == "dataset" and not options.data:
-        raise ConfigError(f"dataset '{options.name}' needs something to open\nType  --data FILE")
+        raise ConfigError(f"dataset '{options.name}' needs a file to open\nType  --data FILE")
     spec = {
         "kind": options.kind,
         "name": options.name,
@@ -70,32 +70,42 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlcore check",
-        description="Run the contract suite of a kind against one plugin, in a process of its own.",
+        description="Run the contract suite of a kind for one plugin, in a separate process.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", help=", ".join(KINDS))
     parser.add_argument("name", help="a registered name, name@package, module:attribute or file.py:attribute")
     parser.add_argument("--option", action="append", default=[], metavar="K=V", help="a setting of the plugin")
-    parser.add_argument("--examples", type=Path, metavar="FILE", help="samples, or episodes, with their `score`")
-    parser.add_argument("--data", default="", metavar="FILE", help="what a data set opens")
+    parser.add_argument("--examples", type=Path, metavar="FILE", help="JSONL of samples or episodes with their `score`")
+    parser.add_argument("--data", default="", metavar="FILE", help="file for a dataset to open")
     parser.add_argument(
-        "--model", default="", metavar="DIR", help="a model for engines and backends; default: a tiny one"
+        "--model", default="", metavar="DIR", help="model for engines and backends; default: a tiny one"
     )
-    parser.add_argument("--device", default="cpu", help="of engines and backends; default: cpu")
-    parser.add_argument("--tolerance", type=float, metavar="X", help="of log-probs; about 0.05 for bfloat16")
-    parser.add_argument("--suite", action="append", default=[], metavar="K=V", help="an attribute of the suite itself")
-    parser.add_argument("--skip", action="append", default=[], metavar="WORDS", help="leave out tests with these words")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for the whole suite, in seconds")
+    parser.add_argument("--device", default="cpu", help="device for engines and backends; default: cpu")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="tolerance of log-probs; about 0.05 for bfloat16")
+    parser.add_argument("--suite", action="append", default=[], metavar="K=V", help="set an attribute of the suite")
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="WORDS", help="leave out tests whose names contain these words"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="time limit of the whole suite in seconds; default: 600",
+    )
     parser.add_argument("--verbose", action="store_true", help="show the traceback of every failure")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
     return parser
 
 
 def _examples(path: Path, kind: str) -> list[tuple[Any, ...]]:
-    """Each line is a sample with `score`, its score; null where the reward does not apply.
+    """Read examples from JSONL. A `score` of null means that the reward does not apply.
 
-    Of an environment it is a row with `completions`, what the model writes turn by turn, and `score`, the reward."""
+    For rewards, a line is a sample and its `score`. For environments, it is a row with `completions`, the responses of
+    the model turn by turn, and `score`, the reward of the episode.
+    """
     examples: list[tuple[Any, ...]] = []
     for number, row in enumerate(read_rows(path, "samples with a score"), 1):
         score = row.pop("score", "nothing")
@@ -111,14 +121,14 @@ def _examples(path: Path, kind: str) -> list[tuple[Any, ...]]:
         if "completion" not in row or (score is not None and not isinstance(score, int | float)):
             raise ConfigError(
                 f"{path}, example {number}: `completion` or a numeric `score` is missing\n"
-                'Write  {"completion": "...", "score": 1.0, and the columns that the reward asks for}'
+                'Write  {"completion": "...", "score": 1.0, and the columns that the reward reads}'
             )
         examples.append((row, None if score is None else float(score)))
     return examples
 
 
 class Report:
-    """Prints what the child says, line by line, and counts."""
+    """Report of the tests, printed line by line as the child process runs them."""
 
     def __init__(self, *, verbose: bool) -> None:
         self._verbose = verbose
@@ -128,7 +138,7 @@ class Report:
         self._ended = False
 
     def run(self, spec: dict[str, Any], timeout_s: float) -> int:
-        """Run the suite in a child; returns the exit code."""
+        """Run the suite in a child process and return the exit code."""
         start = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as noise:
             child = subprocess.Popen(
@@ -155,7 +165,7 @@ class Report:
         return 1 if self.failed or not self.passed else 0
 
     def _take(self, message: dict[str, Any]) -> None:
-        """One message of the child."""
+        """Handle one message of the child process."""
         what = message["is"]
         if what == "error":
             raise ConfigError(message["text"])
@@ -182,17 +192,17 @@ class Report:
             print("\n".join(f"        {line}" for line in text.splitlines()), flush=True)
 
     def _broken(self, code: int, noise: IO[str], late_s: float) -> None:
-        """The child ended without its last word."""
+        """Report that the child process ended, or was ended, before its last message."""
         self.failed += 1
-        how = f"no end within {late_s:g} s" if late_s else f"the process ended with {_exit(code)}"
-        print(f"  FAIL  {self._running or 'the start'}\n        {how}")
+        how = f"not finished within {late_s:g} s" if late_s else f"the process ended with {_exit(code)}"
+        print(f"  FAIL  {self._running or 'setup'}\n        {how}")
         noise.seek(0)
         for line in noise.read().splitlines()[-8:]:
             print(f"        | {line}")
 
 
 def _lines(stream: IO[bytes] | None, deadline: float) -> Iterator[bytes]:
-    """Lines as they come, until the stream ends.
+    """Yield lines as they arrive, until the stream ends.
 
     Raises:
         TimeoutError: at the deadline.
@@ -213,7 +223,7 @@ def _lines(stream: IO[bytes] | None, deadline: float) -> Iterator[bytes]:
 
 
 def _end(child: subprocess.Popen[bytes], *, grace_s: float) -> None:
-    """End the child and all that it started; one that has said everything may end by itself."""
+    """End the child process and its children; let it exit by itself for `grace_s`."""
     assert child.stdout is not None, "the child has a pipe"
     child.stdout.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

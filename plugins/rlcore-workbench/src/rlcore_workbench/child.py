@@ -1,4 +1,4 @@
-"""The process in which `rlcore check` runs a suite: resolves the plugin, runs pytest, and writes JSON lines to stdout.
+"""Child process of `rlcore check`: resolves the plugin, runs pytest, and writes JSON lines to stdout.
 
 {"is": "plugin", "text": "reward gsm8k (rlcore 0.1.0, rlcore.rewards.match:GSM8K)"}
 {"is": "start", "test": "any completion has a verdict"}
@@ -24,10 +24,10 @@ _TEST_FILE = "from rlcore_workbench import suites\n\nTestPlugin = suites.chosen(
 
 
 def main(text: str) -> int:
-    """Run the suite of a spec, as check.py wrote it."""
+    """Run the suite of a spec from check.py."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the plugin prints is no part of the report
-    sys.path.insert(0, os.getcwd())  # project code, as for `rlcore train`
+    os.dup2(2, 1)  # keep output of the plugin out of the report
+    sys.path.insert(0, os.getcwd())  # find project code, as `rlcore train` does
     spec = json.loads(text)
     try:
         suite = suites.choose(spec)
@@ -54,7 +54,7 @@ def say(out: TextIO, what: str, **values: Any) -> None:
 
 
 class Reporter:
-    """A pytest plugin that tells each test as it ends."""
+    """Pytest plugin that reports each test when it ends."""
 
     def __init__(self, out: TextIO, skip: list[str]) -> None:
         self._out, self._skip = out, skip
@@ -85,16 +85,16 @@ class Reporter:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome == "failed":
             text = report.longreprtext
-            say(self._out, "test", test="the start", outcome="failed", seconds=0.0, reason=text, details=text)
+            say(self._out, "test", test="setup", outcome="failed", seconds=0.0, reason=text, details=text)
 
 
 def readable(nodeid: str) -> str:
-    """test_contract.py::TestPlugin::test_any_completion_has_a_verdict -> any completion has a verdict"""
+    """Return the name of a test in words: test_x.py::TestPlugin::test_any_completion_is_scored -> any completion is scored."""
     return nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
 def reason(report: pytest.TestReport) -> str:
-    """The message of the assertion, or what was raised and where."""
+    """Return the message of the assertion, or the exception and its place."""
     if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     crash = getattr(report.longrepr, "reprcrash", None)

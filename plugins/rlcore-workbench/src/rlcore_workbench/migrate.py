@@ -1,4 +1,4 @@
-"""`rlcore migrate`: a launch command of verl as a command of rlcore, with a line for every key."""
+"""`rlcore migrate`: translate a verl launch command into an rlcore command, with a line for every key."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from rlcore_workbench.verl.translate import Line, Translation, translate
 _EXAMPLES = """\
 examples:
   rlcore migrate 'python3 -m verl.trainer.main_ppo data.train_files=train.parquet algorithm.adv_estimator=grpo ...'
-  rlcore migrate run_qwen2-7b.sh                         a script; nothing of it is run
+  rlcore migrate run_qwen2-7b.sh                         a script; it is not executed
   rlcore migrate run_qwen2-7b.sh --command-only > run.sh
 
-exit code: 0 every key has a counterpart, 1 some have none or only a part, 2 the launch is refused
+exit code: 0 every key has a counterpart, 1 some have none or only a partial one, 2 the launch is refused
 """
 _TITLES = {
     "set": "settings",
     "always": "nothing to set",
-    "partly": "ONLY PARTLY",
+    "partly": "PARTIAL COUNTERPART",
     "none": "NO COUNTERPART",
 }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rlcore migrate",
-        description="Turn a launch command of verl into one of rlcore.",
+        description="Translate a verl launch command into an rlcore command.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("launch", nargs="+", help="the command, or the file of a script that holds it")
-    parser.add_argument("--command-only", action="store_true", help="print the command and nothing else")
-    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
-    options, more = parser.parse_known_args(list(argv))  # the launch may hold arguments that begin with dashes
+    parser.add_argument("launch", nargs="+", help="the command, or a script that contains it")
+    parser.add_argument("--command-only", action="store_true", help="print only the command")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
+    options, more = parser.parse_known_args(list(argv))  # the launch may contain arguments that begin with dashes
     done = translate(read_launch(_text([*options.launch, *more])))
     if options.json:
         print(json.dumps(_plain(done), ensure_ascii=False, indent=2))
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _text(words: Sequence[str]) -> str:
-    """The launch itself, from a file or from the command line."""
+    """Return the text of the launch, from a file or from the command line."""
     if len(words) > 1:
         return shlex.join(words)
     if "=" not in words[0]:
@@ -64,14 +64,14 @@ def _text(words: Sequence[str]) -> str:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{words[0]} is neither a script that can be read nor a command with settings: {error}\n"
+                f"{words[0]} is neither a readable script nor a command with settings: {error}\n"
                 "Type  rlcore migrate SCRIPT   or  rlcore migrate 'python3 -m verl.trainer.main_ppo key=value …'"
             ) from error
     return words[0]
 
 
 def command(settings: dict[str, Any]) -> str:
-    """`rlcore train` with one setting a line; what a shell would change is quoted, variables stay variables."""
+    """Return the `rlcore train` command with one setting per line, quoted for a shell; variables stay variables."""
     words = [_quoted(f"{name}={written(value)}") for name, value in settings.items()]
     return " \\\n    ".join(["rlcore train", *words])
 
@@ -83,15 +83,15 @@ def _quoted(word: str) -> str:
 
 
 def explained(done: Translation) -> str:
-    """Each key with its counterpart or the reason why there is none."""
+    """Return a report of each key with its counterpart, or the reason why there is none."""
     lines = []
     for how in ("set", "always", "partly", "none"):
         if chosen := done.of(how):
             lines += ["", f"{_TITLES[how]} ({len(chosen)})", *(_line(line) for line in chosen)]
     if defaults := [line for line in done.lines if not line.given]:
-        lines += ["", f"not given, and verl's default is not rlcore's ({len(defaults)})", *map(_line, defaults)]
+        lines += ["", f"not given, default of verl differs from rlcore ({len(defaults)})", *map(_line, defaults)]
     if done.remarks:
-        lines += ["", "before it runs", *(f"  {remark}" for remark in done.remarks)]
+        lines += ["", "before you run it", *(f"  {remark}" for remark in done.remarks)]
     open_ones = len(done.of("partly", "none"))
     total = len([line for line in done.lines if line.given])
     lines += ["", f"{total} keys: {total - open_ones} have a counterpart or need none, {open_ones} do not"]

@@ -1,6 +1,6 @@
-"""`rlcore new-plugin`: write a package of five files with a plugin that works, to be changed from there.
+"""`rlcore new-plugin`: write a package of five files with a working plugin as a starting point.
 
-The files are those of `templates/`, with names and version bounds filled in; nothing is imported or installed.
+The files come from `templates/`, with names and version bounds filled in. Nothing is imported or installed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What differs between kinds besides their templates."""
+    """Values of a kind that its templates use."""
 
     summary: str
     use: str
-    """The line that uses the plugin; $name is filled in."""
+    """Command that uses the plugin, with $name for its name."""
     is_function: bool = False
     needs: str = ""
-    """A package besides rlcore without which it cannot be used."""
+    """Another package that the plugin requires."""
     test_needs: str = ""
 
 
@@ -49,7 +49,7 @@ KINDS = {
     "algorithm": Kind(summary="An algorithm for rlcore", use="rlcore train preset=quickstart algorithm=$name"),
     "rollout": Kind(summary="An inference engine for rlcore", use="rlcore train preset=quickstart rollout=$name"),
     "backend": Kind(summary="A training backend for rlcore", use="rlcore train preset=quickstart backend=$name"),
-    "dispatch": Kind(summary="A dispatch mode for rlcore", use="# in a worker of yours: @rlcore.dispatch('$name')"),
+    "dispatch": Kind(summary="A dispatch mode for rlcore", use="# in your worker: @rlcore.dispatch('$name')"),
     "tracker": Kind(
         summary="A tracker for rlcore", use="rlcore train preset=quickstart trackers='[console,jsonl,$name]'"
     ),
@@ -67,17 +67,19 @@ KINDS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rlcore new-plugin",
         description="Write a package with a working plugin, its contract test and version bounds.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", help="of the package, such as my-reward; the plugin is then my_reward")
+    parser.add_argument("name", help="name of the package, such as my-reward; the plugin is then my_reward")
     parser.add_argument("--kind", required=True, help=", ".join(KINDS))
-    parser.add_argument("--dir", type=Path, default=Path(), help="where the folder is made; default: here")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(), help="parent directory of the package; default: the current one"
+    )
+    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
     options = parser.parse_args(list(argv))
 
     folder = write(options.name, options.kind, options.dir)
@@ -90,20 +92,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(package: str, kind: str, directory: Path) -> Path:
-    """Write the package below `directory`; returns its folder.
+    """Write the package below `directory` and return its folder.
 
     Raises:
-        ConfigError: an unknown kind, or a name that cannot be used.
+        ConfigError: the kind is unknown, or the name cannot be used.
     """
     if kind not in KINDS:
         raise ConfigError(
-            f"--kind {kind}: there is no template for it.{did_you_mean(kind, list(KINDS))}\n"
+            f"--kind {kind}: no template for this kind.{did_you_mean(kind, list(KINDS))}\n"
             f"Type  rlcore new-plugin {package} --kind KIND   with one of: {', '.join(KINDS)}"
         )
     name = _checked_name(package, kind)
     folder = directory / package
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already, and nothing is overwritten\nType another name, or --dir DIR.")
+        raise ConfigError(f"{folder} already exists and is not overwritten\nType another name, or  --dir DIR")
     values = _values(package, name, kind)
     for path, template in {
         "pyproject.toml": "pyproject.toml",
@@ -117,18 +119,18 @@ def write(package: str, kind: str, directory: Path) -> Path:
 
 
 def render(template: str, values: dict[str, str]) -> str:
-    """A file of `templates/` with its names filled in."""
+    """Return a file of `templates/` with its names filled in."""
     text = (files(__package__) / "templates" / f"{template}.template").read_text(encoding="utf-8")
     return Template(text).substitute(values)
 
 
 def module_name(package: str) -> str:
-    """my-reward -> my_reward."""
+    """Return the module of a package: my-reward -> my_reward."""
     return re.sub(r"[-.]+", "_", package)
 
 
 def bounds(version: str) -> str:
-    """The rlcore versions that a plugin written today may expect to work with: "0.1.3" -> ">=0.1,<0.2"."""
+    """Return the versions of rlcore that are compatible with this one: "0.1.3" -> ">=0.1,<0.2"."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"
 
@@ -152,19 +154,19 @@ def _values(package: str, name: str, kind: str) -> dict[str, str]:
 
 
 def _checked_name(package: str, kind: str) -> str:
-    """The name of module and plugin; refuses what pip, Python or the registry would stumble over later."""
+    """Return the name of module and plugin; refuse names that pip, Python or the registry would reject."""
     name = module_name(package)
     advice = f"Type  rlcore new-plugin my-{kind} --kind {kind}"
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)*", package) or keyword.iskeyword(name):
         raise ConfigError(
-            f"'{package}' cannot be the name of a package and of its module: small letters, digits and single dashes,"
-            f" beginning with a letter\n{advice}"
+            f"'{package}' cannot be the name of a package and its module: use lowercase letters, digits and single"
+            f" dashes, beginning with a letter\n{advice}"
         )
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
-        raise ConfigError(f"'{package}': there is a Python module '{name}' already, which yours would hide\n{advice}")
+        raise ConfigError(f"'{package}': a Python module '{name}' already exists, and yours would hide it\n{advice}")
     if taken := catalog().find(kind, name):
         provider = f"{taken[0].package} {taken[0].version}"
-        raise ConfigError(f"'{package}': the {kind} '{name}' is there already, from {provider}\n{advice}")
+        raise ConfigError(f"'{package}': {provider} already provides the {kind} '{name}'\n{advice}")
     return name
 
 

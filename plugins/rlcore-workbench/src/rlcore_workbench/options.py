@@ -1,4 +1,4 @@
-"""What the commands of this package read from their command line in the same way."""
+"""Readers for options and files that the commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcore.errors import ConfigError
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """["kl.coefficient=0.1", "name=x"] -> {"kl": {"coefficient": 0.1}, "name": "x"}; values are JSON, else text."""
+    """Parse options: ["kl.coefficient=0.1"] -> {"kl": {"coefficient": 0.1}}; values are JSON, otherwise text."""
     options: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -22,7 +22,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"--option {text}: '{section}' has a value already\nLeave out one of them.")
+                raise ConfigError(f"--option {text}: '{section}' already has a value\nLeave out one of them.")
         if name in place:
             raise ConfigError(f"--option {text}: '{key}' is given twice\nLeave out one of them.")
         place[name] = _value(value)
@@ -37,10 +37,10 @@ def _value(text: str) -> Any:
 
 
 def read_rows(path: Path, what: str) -> list[dict[str, Any]]:
-    """The objects of a JSONL file.
+    """Read the objects of a JSONL file.
 
     Raises:
-        ConfigError: no such file, a line that is no JSON object, or no line at all; names file and line.
+        ConfigError: the file is missing or empty, or a line is not a JSON object; names file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -53,9 +53,9 @@ def read_rows(path: Path, what: str) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{path}:{number} is no JSON: {error}\nEach line is one JSON object.") from None
+            raise ConfigError(f"{path}:{number} is not JSON: {error}\nWrite one JSON object per line.") from None
         if not isinstance(row, dict):
-            raise ConfigError(f"{path}:{number} is a {type(row).__name__}\nEach line is one JSON object.")
+            raise ConfigError(f"{path}:{number} is a {type(row).__name__}\nWrite one JSON object per line.")
         rows.append(row)
     if not rows:
         raise ConfigError(f"{path} has no rows\nGive a JSONL file of {what}.")
@@ -63,7 +63,7 @@ def read_rows(path: Path, what: str) -> list[dict[str, Any]]:
 
 
 def flat_sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample as a reward sees it; lines of a run's samples.jsonl have the data set's columns under `columns`."""
+    """Return a sample as a reward sees it, also from a run's samples.jsonl, where data columns are under `columns`."""
     columns = row.get("columns")
     if "completion" not in row or not isinstance(columns, Mapping):
         return dict(row)

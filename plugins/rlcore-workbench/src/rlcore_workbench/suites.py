@@ -1,6 +1,6 @@
-"""From the name of a plugin to the contract suite that it has to pass; used in the process of child.py.
+"""Build the contract suite for a plugin; used in the child process of `rlcore check`.
 
-What a kind needs is imported in its own function: rewards are checked without torch.
+Each kind imports what it needs in its own function, so rewards are checked without torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rlcore.surface import private_imports
 from rlcore.types import Mean, Mesh
 
 Spec = Mapping[str, Any]
-"""What check.py wrote: kind, name, options, examples, data, model, device, tolerance, skip, suite."""
+"""Message of check.py: kind, name, options, examples, data, model, device, tolerance, skip, suite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """What to run, and what it leaves open."""
+    """Tests to run, and what they do not check."""
 
     tests: type
     title: str
@@ -36,15 +36,15 @@ _chosen: list[Suite] = []
 
 
 def chosen() -> type:
-    """The suite of this process, for pytest to collect."""
+    """Return the suite of this process, for pytest to collect."""
     return _chosen[-1].tests
 
 
 def choose(spec: Spec) -> Suite:
-    """Resolve the plugin and make its suite.
+    """Resolve the plugin and build its suite.
 
     Raises:
-        UserError: no such plugin, a setting that it does not have, or too little to check it with.
+        UserError: no such plugin, an unknown setting, or not enough input to check it.
     """
     resolved = resolve(spec["kind"], spec["name"])
     origin = f"{resolved.package} {resolved.version}, " if resolved.package else ""
@@ -63,7 +63,7 @@ def choose(spec: Spec) -> Suite:
 
 
 def _imports_declared_names(resolved: Resolved) -> Callable[[object], None]:
-    """Return a test of the module in which the plugin is defined."""
+    """Return a test of the imports in the module that defines the plugin."""
 
     def test(self: object) -> None:
         module = sys.modules.get(getattr(resolved.object, "__module__", resolved.target.rpartition(":")[0]))
@@ -75,11 +75,11 @@ def _imports_declared_names(resolved: Resolved) -> Callable[[object], None]:
 
 
 _Parts = tuple[dict[str, Any], list[str], type]
-"""Members of the subclass, what is not checked, and the suite."""
+"""Members of the subclass, remarks on what is not checked, and the suite."""
 
 
 def _settings(spec: Spec, resolved: Resolved) -> Any:
-    """The plugin's own settings, checked."""
+    """Build and check the plugin's own settings."""
     from rlcore.config.build import build_plugin
     from rlcore.config.schema import Choice
 
@@ -101,17 +101,17 @@ def _reward(spec: Spec, resolved: Resolved) -> _Parts:
     if needed := sorted(required_columns(reward)):
         line = ", ".join(f'"{name}": …' for name in ("completion", *needed, "score"))
         raise ConfigError(
-            f"reward '{spec['name']}' reads {', '.join(needed)}, and without examples nothing of it can be checked\n"
-            f"Type  --examples FILE   with lines such as {{{line}}}, or put EXAMPLES beside the reward."
+            f"reward '{spec['name']}' reads {', '.join(needed)}, so it cannot be checked without examples\n"
+            f"Type  --examples FILE   with lines such as {{{line}}}, or define EXAMPLES in its module."
         )
     made_up: Sequence[Any] = [({"completion": text}, None) for text in ("42", "The answer is 42.", "no")]
     members |= {"examples": made_up, "test_the_examples_get_their_scores": None}
-    missing = "the scores themselves: there are no examples. Type  --examples FILE, or put EXAMPLES beside the reward"
+    missing = "scores: there are no examples. Type  --examples FILE, or define EXAMPLES in its module"
     return members, [missing], RewardContract
 
 
 def own_examples(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], float | None]]:
-    """EXAMPLES of the reward's module: (sample, score) pairs, or a mapping from attribute to such pairs."""
+    """Return EXAMPLES of the reward's module: (sample, score) pairs, or a mapping from attribute to such pairs."""
     attribute = resolved.target.rpartition(":")[2]
     module = sys.modules.get(getattr(resolved.object, "__module__", ""))
     found = getattr(module, "EXAMPLES", None)
@@ -123,7 +123,7 @@ def own_examples(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], flo
         return [(dict(row), score) for row, score in found]
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"EXAMPLES beside reward '{resolved.name}' are not pairs of a sample and its score: {error}\n"
+            f"EXAMPLES of reward '{resolved.name}' are not (sample, score) pairs: {error}\n"
             'Write  EXAMPLES = [({"completion": "4", "answer": "4"}, 1.0)]'
         ) from error
 
@@ -137,14 +137,12 @@ def _environment(spec: Spec, resolved: Resolved) -> _Parts:
         return {**members, "examples": [tuple(it) for it in examples]}, [], EnvironmentContract
     made_up = [({"prompt": text}, ["42", "no"], None) for text in ("?", "6 · 7")]
     members |= {"examples": made_up, "test_the_examples_get_their_rewards": None}
-    missing = (
-        "the rewards themselves: there are no examples. Type  --examples FILE, or put EXAMPLES beside the environment"
-    )
+    missing = "rewards: there are no examples. Type  --examples FILE, or define EXAMPLES in its module"
     return members, [missing], EnvironmentContract
 
 
 def own_episodes(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], Sequence[str], float | None]]:
-    """EXAMPLES of the environment's module: (row, what the model writes turn by turn, reward)."""
+    """Return EXAMPLES of the environment's module: (row, responses of the model turn by turn, reward)."""
     found = getattr(sys.modules.get(getattr(resolved.object, "__module__", "")), "EXAMPLES", None)
     if isinstance(found, Mapping):
         found = found.get(resolved.target.rpartition(":")[2])
@@ -154,7 +152,7 @@ def own_episodes(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], Seq
         return [(dict(row), list(texts), reward) for row, texts, reward in found]
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"EXAMPLES beside environment '{resolved.name}' are not (row, completions, reward): {error}\n"
+            f"EXAMPLES of environment '{resolved.name}' are not (row, completions, reward): {error}\n"
             'Write  EXAMPLES = [({"prompt": "6 · 7", "answer": "42"}, ["42"], 1.0)]'
         ) from error
 
@@ -183,11 +181,11 @@ def _backend(spec: Spec, resolved: Resolved) -> _Parts:
     members["make"] = lambda self, model, optimizer, context: resolved.object(
         config, model=model, optimizer=optimizer, context=context
     )
-    return members, ["several ranks: the suite runs at world size 1"], BackendContract
+    return members, ["several ranks: the suite runs with world size 1"], BackendContract
 
 
 def _of_model(spec: Spec) -> dict[str, Any]:
-    """Device, tolerance and model of the suites that use one."""
+    """Return device, tolerance and model for suites that use a model."""
     import pytest
 
     members: dict[str, Any] = {"device": spec["device"]}
@@ -209,8 +207,8 @@ def _dispatch(spec: Spec, resolved: Resolved) -> _Parts:
         splits_rows, metrics = _kind_of_mode(make())
     except Exception as error:
         raise ConfigError(
-            f"dispatch '{spec['name']}' does not take a batch ({type(error).__name__}: {error}), and the arguments that it"
-            " takes cannot be guessed\nWrite its test with a method `call`:  python -m pydoc rlcore.testing.dispatch"
+            f"dispatch '{spec['name']}' does not accept a batch ({type(error).__name__}: {error}), and its other arguments"
+            " are unknown\nWrite its test with a method `call`:  python -m pydoc rlcore.testing.dispatch"
         ) from error
     if splits_rows:
         return {"make": make, "metrics": metrics}, [], RowDispatchContract
@@ -218,7 +216,7 @@ def _dispatch(spec: Spec, resolved: Resolved) -> _Parts:
 
 
 def _kind_of_mode(mode: Dispatch) -> tuple[bool, bool]:
-    """(splits batches by rows, collects metrics), tried out."""
+    """Find by trial whether a mode splits batches by rows, and whether it collects metrics."""
     from rlcore import Batch
 
     meshes = [Mesh(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in range(2)]
@@ -236,9 +234,7 @@ def _tracker(spec: Spec, resolved: Resolved) -> _Parts:
     from rlcore.testing import TrackerContract
 
     config = _settings(spec, resolved)
-    missing = (
-        "whether what was logged can be read again, once each step after a resume: only a test with `logged` can tell"
-    )
+    missing = "reading logged metrics back, with each step once after a resume: write a test that defines `logged`"
     return {"make": lambda self, run: resolved.object(config, run)}, [missing], TrackerContract
 
 

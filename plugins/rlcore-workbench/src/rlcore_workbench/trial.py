@@ -1,4 +1,4 @@
-"""`rlcore try`: a reward on a file of completions, or an algorithm's loss on a small batch, in a second, without a run."""
+"""`rlcore try`: run a reward on a file of completions, or an algorithm's loss on a small batch, without training."""
 
 from __future__ import annotations
 
@@ -15,33 +15,43 @@ examples:
   rlcore try reward gsm8k completions.jsonl              lines such as {"completion": "#### 4", "answer": "4"}
   rlcore try reward my_rewards.py:score outputs/RUN/samples.jsonl
   rlcore try reward gsm8k,length completions.jsonl --option length.max=512
-  rlcore try algorithm grpo --option clip_high=0.28      on a batch that is made up
-  rlcore try algorithm grpo --save batch.safetensors     write that batch, to be changed
+  rlcore try algorithm grpo --option clip_high=0.28      on a generated batch
+  rlcore try algorithm grpo --save batch.safetensors     save that batch for changes
   rlcore try algorithm grpo batch.safetensors
 
-exit code: 0 everything has a verdict and is in order, 1 something is not, 2 the input is wrong
+exit code: 0 all samples are scored and all losses are valid, 1 some are not, 2 the input is wrong
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rlcore try",
-        description="Try a reward or an algorithm without a run.",
+        description="Try a reward or an algorithm without training.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", help=", ".join(KINDS))
-    parser.add_argument(
-        "name", help="a registered name, module:attribute or file.py:attribute; rewards: also several, a,b"
-    )
+    parser.add_argument("name", help="a registered name, module:attribute or file.py:attribute; several rewards: a,b")
     parser.add_argument("file", type=Path, nargs="?", help="completions as JSONL, or a batch as safetensors")
     parser.add_argument("--option", action="append", default=[], metavar="K=V", help="a setting of the plugin")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="for each sample of a reward")
-    parser.add_argument("--rows", type=int, default=20, metavar="N", help="samples shown of a reward; all are scored")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the batch of an algorithm")
-    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="time limit of a reward per sample, in seconds; default: 10",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=20,
+        metavar="N",
+        help="show this many samples of a reward; all are scored; default: 20",
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="save the batch of an algorithm")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
     options = parser.parse_args(list(argv))
     if options.kind not in KINDS:
         raise ConfigError(

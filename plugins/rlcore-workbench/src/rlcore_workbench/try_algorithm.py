@@ -1,4 +1,4 @@
-"""An algorithm on a small batch: what it asks for, and whether its loss is one that the core can average."""
+"""Try an algorithm on a small batch: print its columns and check its losses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs")
 def try_algorithm(
     name: str, options: Mapping[str, Any], *, batch: Path | None, save: Path | None, as_json: bool
 ) -> int:
-    """Make it, collect or read a batch, compute its losses; 0 when all is in order, else 1."""
+    """Build the algorithm, collect or load a batch, check its losses; return 0 if all are valid, else 1."""
     resolved = resolve("algorithm", name)
     algorithm = resolved.object(build_plugin("--option", Choice(name=name, options=options), resolved.object))
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "algorithm": name,
         "roles": [f"{role.name} ({role.worker})" for role in algorithm.roles()],
         "reads": {role: list(columns) for role, columns in algorithm.reads().items()},
@@ -37,29 +37,29 @@ def try_algorithm(
     experience = load_batch(batch) if batch else collect(algorithm)
     if save:
         save_batch(experience, save)
-    told["batch"] = f"{len(experience)} samples, {experience.num_tokens} tokens: {', '.join(experience.columns)}"
-    told["losses"] = {role: examine(algorithm, role, experience) for role in sorted(algorithm.reads())}
+    report["batch"] = f"{len(experience)} samples, {experience.num_tokens} tokens: {', '.join(experience.columns)}"
+    report["losses"] = {role: examine(algorithm, role, experience) for role in sorted(algorithm.reads())}
     if as_json:
-        print(json.dumps(told, ensure_ascii=False))
+        print(json.dumps(report, ensure_ascii=False))
     else:
-        _print(told)
-    return 1 if any(one["wrong"] for one in told["losses"].values()) else 0
+        _print(report)
+    return 1 if any(one["wrong"] for one in report["losses"].values()) else 0
 
 
 def collect(algorithm: Any) -> Batch:
-    """Experience from four made-up prompts with four samples each, of which one is rewarded; no model runs."""
+    """Collect experience from four generated prompts with four samples each, one of them rewarded, without a model."""
     _, _, experience = AlgorithmContract().collected(algorithm)
     return experience.local()
 
 
 def examine(algorithm: Any, role: str, experience: Batch) -> dict[str, Any]:
-    """The loss of a role on the batch: numbers, and what is wrong with it."""
+    """Compute the loss of a role on the batch; return its numbers and a list of faults."""
     loss: Loss | None = algorithm.loss if role == "actor" else getattr(algorithm, "value_loss", None)
     if loss is None:
-        return {"wrong": [f"reads() names the role {role}, and there is no value_loss"]}
+        return {"wrong": [f"reads() names the role {role}, but there is no value_loss"]}
     wanted = [*(name for name in _ALWAYS if name in experience), *algorithm.reads()[role]]
     if missing := [name for name in wanted if name not in experience]:
-        return {"wrong": [f"reads() names {', '.join(missing)}, and the batch has no such column"]}
+        return {"wrong": [f"reads() names {', '.join(missing)}, but the batch has no such column"]}
     batch = experience.select(*wanted)
     try:
         out = outputs(batch)
@@ -67,17 +67,17 @@ def examine(algorithm: Any, role: str, experience: Batch) -> dict[str, Any]:
         counts = count(batch.per_row(batch["loss_mask"].long()))
         scalar = reduce_terms(terms, batch, counts)
     except ColumnError as error:
-        return {"wrong": [f"{error}. Name what the loss reads in reads()[{role!r}]"]}
+        return {"wrong": [f"{error}. Name the columns that the loss reads in reads()[{role!r}]"]}
     except RlcoreError:
         raise
-    except Exception as error:  # a loss is its author's program: it may raise anything
+    except Exception as error:  # user code may raise anything
         return {"wrong": [f"the loss raised {type(error).__name__}: {error}"]}
     facts: dict[str, Any] = {"terms": list(terms.terms.shape), "average": terms.average, "loss": float(scalar.detach())}
     return facts | _gradients(scalar, terms, out, batch)
 
 
 def outputs(batch: Batch) -> TokenOutputs:
-    """What a model near the old policy says of the batch; leaves of a graph. A saved batch may bring its own log_probs."""
+    """Return outputs of a model near the old policy, as leaves of a graph. A saved batch may contain log_probs."""
     if "loss_mask" not in batch:
         raise ConfigError(f"the batch has no column 'loss_mask'\nIt has: {', '.join(batch.columns)}.")
     mask = batch["loss_mask"]
@@ -89,7 +89,7 @@ def outputs(batch: Batch) -> TokenOutputs:
 
 
 def _gradients(scalar: torch.Tensor, terms: LossTerms, out: TokenOutputs, batch: Batch) -> dict[str, Any]:
-    """The gradient's size, and what is wrong with loss and gradient."""
+    """Return the size of the gradient, and the faults of loss and gradient."""
     wrong = []
     per_token = terms.average != "row-mean"
     seen = terms.terms[batch["loss_mask"]] if per_token else terms.terms
@@ -104,10 +104,10 @@ def _gradients(scalar: torch.Tensor, terms: LossTerms, out: TokenOutputs, batch:
     if not bool(gradient.isfinite().all()):
         wrong.append("the gradient is not finite: exp() of a log-ratio needs a bound")
     elif not bool(gradient.any()):
-        wrong.append("the gradient is zero everywhere: nothing is learned from this batch")
+        wrong.append("the gradient is zero everywhere: this batch teaches nothing")
     if bool(outside[outside.isfinite()].any()):
         wrong.append(
-            f"{int((outside.ne(0) & outside.isfinite()).sum())} tokens of the prompt have a gradient: sum only where loss_mask is true"
+            f"{int((outside.ne(0) & outside.isfinite()).sum())} prompt tokens have a gradient: sum only where loss_mask is true"
         )
     return {
         "gradient_norm": float(gradient.norm()),
@@ -116,14 +116,14 @@ def _gradients(scalar: torch.Tensor, terms: LossTerms, out: TokenOutputs, batch:
     }
 
 
-def _print(told: Mapping[str, Any]) -> None:
-    print(f"algorithm {told['algorithm']}")
-    print(f"  roles   {', '.join(told['roles'])}")
-    for role, columns in told["reads"].items():
-        print(f"  reads   {', '.join(columns) or 'nothing of its own'}, in the update of {role}")
-    print(f"  writes  {', '.join(told['writes']) or 'nothing'}")
-    print(f"  batch   {told['batch']}")
-    for role, facts in told["losses"].items():
+def _print(report: Mapping[str, Any]) -> None:
+    print(f"algorithm {report['algorithm']}")
+    print(f"  roles   {', '.join(report['roles'])}")
+    for role, columns in report["reads"].items():
+        print(f"  reads   {', '.join(columns) or 'no columns of its own'}, in the update of {role}")
+    print(f"  writes  {', '.join(report['writes']) or 'nothing'}")
+    print(f"  batch   {report['batch']}")
+    for role, facts in report["losses"].items():
         for name in ("terms", "average", "loss", "gradient_norm", "gradient_outside_loss_mask"):
             if name in facts:
                 value = f"{facts[name]:.6g}" if isinstance(facts[name], float) else facts[name]
@@ -131,4 +131,4 @@ def _print(told: Mapping[str, Any]) -> None:
         for wrong in facts["wrong"]:
             print(f"  {role:<7} WRONG: {wrong}")
         if not facts["wrong"]:
-            print(f"  {role:<7} in order: terms of the right shape, finite, no gradient outside loss_mask")
+            print(f"  {role:<7} valid: terms have the right shape and are finite, no gradient outside loss_mask")

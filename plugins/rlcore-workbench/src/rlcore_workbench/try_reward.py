@@ -1,4 +1,4 @@
-"""Score a file of completions, sample by sample, as a run would: in a process of its own, with a time-out."""
+"""Score a file of completions sample by sample, like a run: in a separate process with a timeout."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlcore.rewards.signature import check_columns, read_signature
 from rlcore_workbench.options import flat_sample, read_rows
 
 _WIDTH = 40
-"""Characters of a completion that are shown."""
+"""Number of characters of a completion to show."""
 _STAND_INS = {
-    "finish_reason": "every completion counts as ended, 'stop'",
-    "num_tokens": "words stand for tokens",
+    "finish_reason": "every completion counts as finished ('stop')",
+    "num_tokens": "words are counted instead of tokens",
     "prompt": "the prompt is empty",
 }
-"""What a run would know."""
+"""Columns that a run provides, and what replaces them here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One sample with its verdict."""
+    """Sample with the outcome of its reward."""
 
     completion: str
     outcome: Outcome
     seconds: float
-    """Wall time of all rewards together."""
+    """Wall time of all rewards together, in seconds."""
 
 
 def try_rewards(
@@ -48,7 +48,7 @@ def try_rewards(
     max_rows: int,
     as_json: bool,
 ) -> int:
-    """Score and print; 0 when every sample has a verdict, else 1."""
+    """Score and print the samples; return 0 if every sample has a score or is skipped, else 1."""
     specs = reward_specs(names, options)
     given = [flat_sample(row) for row in read_rows(file, "completions")]
     columns = set.intersection(*(set(row) for row in given))
@@ -67,19 +67,21 @@ def try_rewards(
 
 
 def reward_specs(names: Sequence[str], options: Mapping[str, Any]) -> list[RewardSpec]:
-    """The rewards, resolved; with several, options are NAME.OPTION."""
+    """Resolve the rewards; with several, options are named NAME.OPTION."""
     resolved = [resolve("reward", name) for name in names]
     own = [one.name for one in resolved]
     if len(own) == 1 and not isinstance(options.get(own[0]), Mapping):
         return [RewardSpec(own[0], resolved[0].target, options)]
     for name, value in options.items():
         if name not in own or not isinstance(value, Mapping):
-            raise ConfigError(f"--option {name}: whose option is it?\nType  --option {own[0]}.{name}=VALUE")
+            raise ConfigError(
+                f"--option {name}: does not name one of the rewards\nType  --option {own[0]}.{name}=VALUE"
+            )
     return [RewardSpec(one.name, one.target, options.get(one.name, {})) for one in resolved]
 
 
 def score(specs: Sequence[RewardSpec], rows: Sequence[Mapping[str, Any]], timeout_s: float) -> list[Scored]:
-    """One sample at a time, so that each has its own time."""
+    """Score one sample at a time, so that each can be timed."""
     scored = []
     with RewardExecutor(specs, timeout_s=timeout_s) as executor:
         for row in rows:
@@ -91,7 +93,7 @@ def score(specs: Sequence[RewardSpec], rows: Sequence[Mapping[str, Any]], timeou
 
 
 def table(names: Sequence[str], scored: Sequence[Scored]) -> str:
-    """A line for each sample: completion, score, the parts where there are several, what each reward measured, time."""
+    """Return a line per sample: completion, score, parts of several rewards, metrics of the rewards, time."""
     parts = list(names) if len(names) > 1 else []
     measured = sorted({name for one in scored for name in one.outcome.metrics})
     cells = [["#", "COMPLETION", "OUTCOME", "SCORE", *(name.upper() for name in (*parts, *measured)), "MS", ""]]
@@ -109,11 +111,13 @@ def table(names: Sequence[str], scored: Sequence[Scored]) -> str:
 
 
 def summary(scored: Sequence[Scored], max_rows: int) -> str:
-    """Counts of outcomes, the scores, and the time of a sample."""
+    """Return counts of outcomes, statistics of the scores, and times per sample."""
     values = [one.outcome.value for one in scored if one.outcome.value is not None]
     counts = Counter(one.outcome.status for one in scored)
     times = sorted(one.seconds for one in scored)
-    lines = [f"… {len(scored) - max_rows} more, scored and not shown; --rows N"] if len(scored) > max_rows else []
+    lines = (
+        [f"… {len(scored) - max_rows} more samples, scored but not shown; --rows N"] if len(scored) > max_rows else []
+    )
     lines.append(f"{len(scored)} samples: {', '.join(f'{count} {status}' for status, count in counts.items())}")
     if values:
         spread = f"mean {statistics.fmean(values):.4g}, standard deviation {statistics.pstdev(values):.4g}"
@@ -121,22 +125,22 @@ def summary(scored: Sequence[Scored], max_rows: int) -> str:
         if len(values) > 1 and max(values) == min(values):
             lines.append("all scores are equal: a group of such samples has no gradient")
     slowest = times[-1]
-    lines.append(f"time: median {1000 * statistics.median(times):.2f} ms a sample, the slowest {1000 * slowest:.2f} ms")
+    lines.append(f"time: median {1000 * statistics.median(times):.2f} ms per sample, slowest {1000 * slowest:.2f} ms")
     return "\n".join(lines)
 
 
 def remarks(specs: Sequence[RewardSpec], columns: Collection[str]) -> list[str]:
-    """What the rewards ask for and the file does not say."""
+    """Return a line for each column that a reward reads and the file lacks."""
     lines = []
     for spec in specs:
         signature = read_signature(build_reward(spec))
         asked = (signature.required | signature.optional) & _STAND_INS.keys() - set(columns)
-        lines += [f"{spec.name} asks for {name}, which the file lacks: {_STAND_INS[name]}" for name in sorted(asked)]
+        lines += [f"{spec.name} reads {name}, which the file lacks: {_STAND_INS[name]}" for name in sorted(asked)]
     return lines
 
 
 def _sample(number: int, row: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The row with what a run would add to it."""
+    """Return the row with the columns that a run would add."""
     if not isinstance(row.get("completion"), str):
         raise ConfigError(
             f'{file}, sample {number}: no text under `completion`\nWrite  {{"completion": "…", and the columns of the data}}'

@@ -1,1 +1,1 @@
-"""The settings of verl and what they are in rlcore: `rlcore migrate`."""
+"""Translation of verl settings for `rlcore migrate`."""

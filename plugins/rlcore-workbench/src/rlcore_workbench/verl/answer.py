@@ -1,4 +1,4 @@
-"""What becomes of one key, and what several rules look up."""
+"""Answer for one key, and names that several rules use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from rlcore_workbench.verl.command import Launch
 
 How = Literal["set", "always", "partly", "none"]
-"""set: it is a setting here; always: it needs none; partly: a setting that does not do all of it; none."""
+"""set: there is an equivalent setting; always: no setting is needed; partly: a setting covers a part; none."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 BATCH, MINI, MICRO = "data.train_batch_size", ACTOR + "ppo_mini_batch_size", ACTOR + "ppo_micro_batch_size_per_gpu"
 ESTIMATOR = "algorithm.adv_estimator"
@@ -17,7 +17,7 @@ ESTIMATOR = "algorithm.adv_estimator"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one key."""
+    """Translation of one key."""
 
     how: How
     settings: tuple[tuple[str, Any], ...] = ()
@@ -25,16 +25,16 @@ class Answer:
 
 
 Rule: TypeAlias = Callable[[Launch, Any], Answer]
-"""From the whole launch and the value of a key to its answer."""
+"""Function from the whole launch and the value of a key to its answer."""
 
 
 def to(note: str = "", /, **settings: Any) -> Answer:
-    """Settings, with __ for the dots of their names."""
+    """Return an answer with settings; write __ for the dots in their names."""
     return Answer("set", tuple((name.replace("__", "."), value) for name, value in settings.items()), note)
 
 
 def available(kind: str) -> set[str]:
-    """Plugins that are installed or known, and presets."""
+    """Return the names of installed plugins, known plugins and presets."""
     from rlcore.config.compose import presets
     from rlcore.registry import catalog
     from rlcore.registry.known import known_names
@@ -43,5 +43,5 @@ def available(kind: str) -> set[str]:
 
 
 def only(wanted: Any, why: str, otherwise: str) -> Rule:
-    """Nothing to set for one value; nothing like it for others."""
+    """Return a rule for a key where one value needs no setting and others have no counterpart."""
     return lambda launch, value: Answer("always", note=why) if value == wanted else Answer("none", note=otherwise)

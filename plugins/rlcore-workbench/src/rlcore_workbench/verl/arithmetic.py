@@ -1,4 +1,4 @@
-"""Whole-number arithmetic of a shell, such as $((1024 * 2 + n))."""
+"""Integer arithmetic of a shell, such as $((1024 * 2 + n))."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.Div: lambda left, right: abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1),
 }
-"""Division cuts towards zero, as in a shell."""
+"""Operators; division truncates toward zero, as in a shell."""
 
 
 def arithmetic(text: str, variable: Callable[[str], str], depth: int = 0) -> int:
     """Evaluate an expression; `variable` returns the text of a variable, which may be an expression itself.
 
     Raises:
-        ValueError: anything but whole numbers, known variables, + - * / and parentheses.
+        ValueError: the expression has something other than integers, known variables, + - * / and parentheses.
     """
     if depth > 20:
         raise ValueError(f"{text} refers to itself")

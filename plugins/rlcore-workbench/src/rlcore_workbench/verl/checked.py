@@ -14,14 +14,14 @@ from rlcore.registry import resolve
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _ITEMS = ("reward", "trackers")
-"""Sections whose one value holds names and texts."""
+"""Sections whose single value contains names and texts."""
 
 
 class Checked:
-    """The settings that rlcore accepts. They are offered in parts; a part that is refused leaves the others."""
+    """Settings that rlcore accepts. They are offered in parts; refusing one part keeps the others."""
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
-        """`chosen` has the names of the plugins. Those that are not installed are left out of the check."""
+        """Resolve the plugins named in `chosen`. Settings of plugins that are not installed are not checked."""
         self.settings: dict[str, Any] = {}
         self.remarks: list[str] = []
         self._skipped: set[str] = set()
@@ -34,12 +34,12 @@ class Checked:
             resolve(section, name)
         except UserError as error:
             self._skipped.add(section)
-            self.remarks.append(f"the settings of {section}={name} have not been checked: {_first_line(error)}")
+            self.remarks.append(f"settings of {section}={name} are not checked: {_first_line(error)}")
         else:
             self.settings[section] = name
 
     def offer(self, part: Mapping[str, Any]) -> str:
-        """Take a part; return the reason where it is refused, else an empty text."""
+        """Accept a part; return the reason if it is refused, otherwise an empty text."""
         settings = {**self.settings, **part}
         try:
             self._build(settings)
@@ -49,7 +49,7 @@ class Checked:
         return ""
 
     def offer_all(self, parts: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the reason for each part that is refused. A part may need another one that comes later."""
+        """Return the reason for each refused part. A part may depend on a later one."""
         if not self.offer({name: value for part in parts for name, value in part.items()}):
             return [""] * len(parts)
         reasons, left = [""] * len(parts), list(range(len(parts)))
@@ -76,12 +76,12 @@ class Checked:
 
 
 def defaults_of(section: str, name: str) -> dict[str, Any]:
-    """Return a plugin's own defaults, without the name of the section. Raises UserError where it is not installed."""
+    """Return a plugin's own defaults, without the section name. Raises UserError if it is not installed."""
     return flatten(build_plugin(section, Choice(name=name), resolve(section, name).object))
 
 
 def written(value: Any) -> str:
-    """Write a value as it is typed on the command line."""
+    """Format a value for the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -92,7 +92,7 @@ def written(value: Any) -> str:
 
 
 def _check_variables(name: str, value: Any) -> None:
-    """Refuse a variable of the environment where text does not do."""
+    """Refuse a shell variable where the setting is not text."""
     unset = _VARIABLE.findall(str(value))
     if unset and name not in _ITEMS and type_of(Config, name) is not str:
         raise UserError(f"the script does not set {', '.join(unset)}, and {name} needs a value")

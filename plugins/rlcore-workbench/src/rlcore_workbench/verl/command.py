@@ -1,4 +1,4 @@
-"""Read a launch command, or a shell script that holds one, into its settings. Nothing of it is run."""
+"""Read the settings of a launch command, or of a shell script that contains one, without running it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _ROOTS = (
     "transfer_queue",
 )
 OTHER_ROOTS = ("async_training", "engine", "model", "optim", "rollout")
-"""First parts of keys that only other trainers of verl have: asynchronous ones and supervised fine-tuning."""
+"""Roots of keys that only verl's other trainers have: asynchronous training and supervised fine-tuning."""
 TRAINER = "verl.trainer.main_ppo"
 _TRAINERS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?verl/trainer/main_ppo\.py|(recipe\.)?dapo\.main_dapo")
-"""Programs whose launches are translated: the PPO/GRPO trainer, and DAPO, which is that trainer with its own defaults."""
+"""Programs whose launches are translated: the PPO/GRPO trainer, and DAPO, the same trainer with other defaults."""
 _SFT = re.compile(r"(^|[._/])(fsdp_)?sft_trainer\w*(\.py)?$")
 _SETTING = re.compile(rf"\+*((?:{'|'.join(_ROOTS + OTHER_ROOTS)})(?:\.[\w@-]+)+|model_engine)=(.*)", re.DOTALL)
 _KEY = re.compile(r"(?:--|\+*)[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)*=")
 _FOREIGN = re.compile(r"\+*[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+=.*|~[A-Za-z_].*", re.DOTALL)
-"""A setting of something other than verl, or the removal of a setting."""
+"""Setting of something other than verl, or the removal of a setting."""
 _CONFIG_FLAGS = {
     "--config-name": "--config-name",
     "-cn": "--config-name",
@@ -47,36 +47,36 @@ _NO_LAUNCH = ("echo", "printf", "export")
 
 
 class Unreadable(ValueError):
-    """A rule asked for a key whose value could not be read."""
+    """Error of a rule that needs a key whose value could not be read."""
 
 
 @dataclass(slots=True)
 class Launch:
-    """The settings of a launch command, in their order."""
+    """Settings of a launch command, in order."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """Key -> parsed value; the last one of a key counts, as in Hydra."""
+    """Key -> parsed value; the last value of a key counts, as in Hydra."""
     texts: dict[str, str] = field(default_factory=dict)
-    """Key -> value as typed, with the script's variables filled in. Also of keys that could not be read."""
+    """Key -> value as typed, with the script's variables filled in. Includes keys that could not be read."""
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Key -> why its value could not be read."""
+    """Key -> reason why its value could not be read."""
     others: list[str] = field(default_factory=list)
     """Arguments of the command that are not settings of verl: --config-name=x, hydra.run.dir=x, ~trainer.logger."""
     module: str = ""
-    """The module or file that the command runs."""
+    """Module or file that the command runs."""
     overridden: list[str] = field(default_factory=list)
     """Settings, as typed, that a later one of the same key replaces."""
     remarks: list[str] = field(default_factory=list)
-    """What the reader decided about the script."""
+    """Decisions of the reader about the script."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key, or `default` where it is not given.
+        """Return the value of a key, or `default` if it is not given.
 
         Raises:
-            Unreadable: the key is given, and its value could not be read.
+            Unreadable: the key is given, but its value could not be read.
         """
         if key in self.unreadable:
-            raise Unreadable(f"needs {key}, which could not be read: {self.unreadable[key]}")
+            raise Unreadable(f"needs {key}, whose value could not be read: {self.unreadable[key]}")
         return self.settings.get(key, default)
 
     def text(self, key: str, default: str = "") -> str:
@@ -93,8 +93,8 @@ def read_launch(text: str) -> Launch:
     """Read the settings of a command or script.
 
     Raises:
-        ConfigError: not valid shell syntax, not exactly one launch of the PPO trainer, or an argument of it that
-            cannot be read.
+        ConfigError: the text is not valid shell syntax, does not contain exactly one launch of the PPO trainer, or
+            has an argument that cannot be read.
     """
     commands, remarks = read_commands(text)
     launches = [_split(command) for command in commands if not _starts_with(command, _NO_LAUNCH)]
@@ -107,7 +107,7 @@ def read_launch(text: str) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A command that may be a launch."""
+    """Command that may be a launch."""
 
     program: str
     arguments: tuple[Word, ...]
@@ -123,7 +123,7 @@ def _starts_with(command: Command, names: Sequence[str]) -> bool:
 
 
 def _split(command: Command) -> _Found:
-    """Find the program in a command; what stands before it, such as torchrun, uv or ray, is not part of the launch."""
+    """Find the program in a command. Words before it, such as torchrun, uv or ray, are not part of the launch."""
     words = command.words
     for i, word in enumerate(words):
         if i and words[i - 1].text == "-m":
@@ -143,21 +143,21 @@ def _chosen(launches: Sequence[_Found]) -> _Found:
     ours = [launch for launch in launches if not launch.program or _TRAINERS.fullmatch(launch.program)]
     if not launches:
         raise ConfigError(
-            "no setting such as data.train_files=… is in it\n"
+            "no setting of verl found, such as data.train_files=…\n"
             "Type  rlcore migrate 'python3 -m verl.trainer.main_ppo data.train_files=… …'   or the path of a script."
         )
     stray = [launch for launch in launches if not launch.program]
     if stray and len(stray) < len(launches):
         raise ConfigError(
-            f"line {stray[0].line} begins with {stray[0].arguments[0].text}: the command before it has ended\n"
-            "End each line of the launch with a backslash and nothing after it, without comments in between."
+            f"line {stray[0].line} begins with {stray[0].arguments[0].text}, but the command before it has already ended\n"
+            "End each line of the launch with a backslash as the last character, without comments in between."
         )
     if not ours:
         raise _refusal(launches[0])
     if any(launch.arguments != ours[0].arguments for launch in ours):
         lines = ", ".join(str(launch.line) for launch in ours)
         raise ConfigError(
-            f"{len(ours)} different launches are in it, at lines {lines}\n"
+            f"found {len(ours)} different launches, at lines {lines}\n"
             "Type  rlcore migrate 'python3 -m verl.trainer.main_ppo key=value …'   with the settings of one of them."
         )
     return ours[0]
@@ -184,7 +184,7 @@ def _read(word: Word, launch: Launch, found: _Found) -> None:
         if not _KEY.match(text):
             raise ConfigError(
                 f"line {found.line}: the argument {word.text} could not be read: {word.unreadable}\n"
-                f"Type  rlcore migrate 'python3 -m {found.program or TRAINER} key=value …'   with its value written out."
+                f"Type  rlcore migrate 'python3 -m {found.program or TRAINER} key=value …'   with the value written out."
             )
         launch.others.append(word.text)
     elif launch.others and launch.others[-1] in _CONFIG_FLAGS:

@@ -1,4 +1,4 @@
-"""Keys that say how models are laid over devices: the backend, its parallel sizes, and offload."""
+"""Keys for the layout of models on devices: backend, parallel sizes, offload."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SIZES = {
     "override_transformer_config.num_layers_in_first_pipeline_stage": "first_stage_layers",
     "override_transformer_config.num_layers_in_last_pipeline_stage": "last_stage_layers",
 }
-"""Key below actor.megatron -> setting of backend=megatron, where both mean the same."""
+"""Key below actor.megatron -> setting of backend=megatron with the same meaning."""
 
 
 def backend_of(launch: Launch) -> str:
-    """Return the backend that trains: given by a key, or by the config file, or by keys of Megatron."""
+    """Return the training backend, given by a key, the config file, or keys of Megatron."""
     for key in (ACTOR + "strategy", "model_engine"):
         if launch.has(key):
             name = str(launch.get(key))
@@ -50,7 +50,7 @@ def _same_strategy(launch: Launch, value: Any) -> Answer:
 
 
 def _of(backend: str, rule: Rule) -> Rule:
-    """Return the rule for launches with this backend; the key has no effect in others."""
+    """Return a rule for launches with this backend; the key has no effect with others."""
 
     def chosen(launch: Launch, value: Any) -> Answer:
         if backend_of(launch) != backend:
@@ -70,12 +70,12 @@ def _size(setting: str) -> Rule:
 
 
 def _as_actor(key: str, default: Any) -> Rule:
-    """Return the rule for a key of another model, which has the layout of the actor here."""
+    """Return a rule for a key of another model, which uses the layout of the actor here."""
 
     def rule(launch: Launch, value: Any) -> Answer:
         if value == launch.get(key, default):
-            return Answer("always", note="the layout of the actor")
-        return Answer("none", note=f"all models have the layout of the actor: {key}={launch.get(key, default)}")
+            return Answer("always", note="uses the layout of the actor")
+        return Answer("none", note=f"all models use the layout of the actor: {key}={launch.get(key, default)}")
 
     return rule
 
@@ -98,12 +98,12 @@ def _replicate(launch: Launch, value: Any) -> Answer:
         return Answer("always", note="one copy of the model, sharded over all devices")
     if value % launch.get(_ULYSSES, 1) or devices % value:
         return Answer("none", note=f"copies of {value} devices do not fit {devices} devices and {_ULYSSES}")
-    return to(f"{devices} devices, {value} for each copy of the model", backend__replicate=devices // value)
+    return to(f"{devices} devices, {value} per copy of the model", backend__replicate=devices // value)
 
 
 def _offload(launch: Launch, value: Any) -> Answer:
     if value and not launch.get(ROLLOUT + "free_cache_engine", True):
-        return Answer("none", note=f"{ROLLOUT}free_cache_engine=False became take_turns=never: nothing is offloaded")
+        return Answer("none", note=f"{ROLLOUT}free_cache_engine=False becomes take_turns=never: nothing is offloaded")
     return Answer("always", note="take_turns=auto: on GPUs models are offloaded while the engine generates")
 
 
@@ -117,8 +117,8 @@ def _offload_reference(launch: Launch, value: Any) -> Answer:
 
 def _whole_experts(launch: Launch, value: Any) -> Answer:
     if value in (None, 1):
-        return Answer("always", note="experts are whole on each device, or shared by expert_parallel")
-    return Answer("none", note="tensor parallelism does not cut experts; backend.expert_parallel shares them")
+        return Answer("always", note="each expert is on one device; expert_parallel distributes them")
+    return Answer("none", note="tensor parallelism does not split experts; backend.expert_parallel distributes them")
 
 
 _OF_MEGATRON: dict[str, Rule] = {
@@ -160,4 +160,4 @@ RULES: dict[str, Rule] = {
     **{f"critic.model.fsdp_config.{part}_offload": _offload for part in _OFFLOADED},
     **{f"{REF}{name}.param_offload": _offload_reference for name in ("megatron", "fsdp_config")},
 }
-"""Key -> its rule."""
+"""Key -> rule."""

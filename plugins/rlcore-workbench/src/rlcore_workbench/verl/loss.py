@@ -1,4 +1,4 @@
-"""Keys that say how samples become updates: algorithm, loss, KL penalty, mini-batches."""
+"""Keys for the update: algorithm, loss, KL penalty, mini-batches."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ ESTIMATORS: Mapping[str, str] = {
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
 }
-"""Estimators without a critic; any other name is looked for among the algorithms as it is."""
+"""Estimators without a critic; any other name is looked up unchanged among the algorithms."""
 LOSSES: Mapping[str, str] = {
     **{name: name for name in ("gspo", "sapo", "gpg", "clip_cov", "kl_cov", "cispo")},
     "geo_mean": "gmpo",
 }
-"""Losses that are algorithms here, beside `vanilla`."""
+"""Losses other than `vanilla` that are algorithms here."""
 _IGNORED: Mapping[str, frozenset[str]] = {
     "clip_low": frozenset({"sapo", "gpg", "kl_cov"}),
     "clip_high": frozenset({"sapo", "gpg", "kl_cov"}),
     "dual_clip": frozenset(LOSSES),
     "average": frozenset({"sapo", "geo_mean"}),
 }
-"""Setting -> losses of verl that do not look at it."""
+"""Setting -> losses of verl that ignore it."""
 
 
 def loss_of(launch: Launch) -> str:
-    """The loss, or vanilla where the one that is asked for does not go with the estimator."""
+    """Return the loss, or vanilla if the requested one does not support the estimator."""
     loss = str(launch.get(LOSS, "vanilla"))
     fits = LOSSES.get(loss, loss) in available("algorithm") and launch.get(ESTIMATOR, "gae") in ESTIMATORS
     return loss if fits else "vanilla"
 
 
 def chosen(launch: Launch) -> tuple[str, str]:
-    """The algorithm, and its setting `estimator`; empty: the algorithm's own."""
+    """Return the algorithm and its setting `estimator`; empty means the algorithm's default."""
     asked, loss = str(launch.get(ESTIMATOR, "gae")), loss_of(launch)
     if asked == "gae":
         return ("dual_clip_ppo" if corrected(launch) else "ppo"), ""
@@ -56,7 +56,7 @@ def chosen(launch: Launch) -> tuple[str, str]:
         own = "gpg" if loss == "gpg" else "grpo"
         return LOSSES.get(loss, loss), estimator if estimator != own else ""
     if estimator == "gpg":
-        return "reinforce", "gpg"  # the algorithm gpg has a loss of its own
+        return "reinforce", "gpg"  # the algorithm gpg has its own loss
     if ESTIMATORS[asked] != "grpo":
         return estimator, ""
     wanted = (launch.get(GROUPS + "enable"), launch.get(OVERLONG + "enable"), corrected(launch))
@@ -64,12 +64,12 @@ def chosen(launch: Launch) -> tuple[str, str]:
 
 
 def corrected(launch: Launch) -> bool:
-    """Whether samples have weights, or are rejected, for what the engine and the trainer differ in."""
+    """Return whether the launch weights or rejects samples where the engine and the trainer differ."""
     return bool(launch.get(CORRECTION + "rollout_is") or launch.get(CORRECTION + "rollout_rs"))
 
 
 def _algorithm(launch: Launch, value: Any) -> Answer:
-    """The estimator, unless the loss has a name of its own."""
+    """Return the algorithm of the estimator, unless the loss decides it."""
     name, estimator = chosen(launch)
     if name not in available("algorithm"):
         return Answer("none", note=f"no algorithm '{name}' is installed:  rlcore list-plugins --kind algorithm --all")
@@ -83,14 +83,14 @@ def _loss(launch: Launch, value: Any) -> Answer:
     if value == "vanilla":
         return Answer("always", note="the clipped loss")
     if launch.get(ESTIMATOR, "gae") not in ESTIMATORS:
-        return Answer("none", note=f"this loss goes with advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
+        return Answer("none", note=f"this loss needs advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
     if loss_of(launch) == "vanilla":
         return Answer("none", note=f"no algorithm has the loss '{value}':  rlcore list-plugins --kind algorithm --all")
     return to(algorithm=chosen(launch)[0])
 
 
 def _of_loss(setting: str, *losses: str) -> Rule:
-    """A setting of some losses, `losses`, or of all but those that do not look at it."""
+    """Return a rule for a setting of `losses`, or of all losses except those that ignore it."""
 
     def rule(launch: Launch, value: Any) -> Answer:
         loss = loss_of(launch)
@@ -104,7 +104,7 @@ def _of_loss(setting: str, *losses: str) -> Rule:
 
 
 def _number(value: Any) -> Any:
-    """As a float; a variable of the shell, such as $CLIP, stays one."""
+    """Convert to float; a shell variable, such as $CLIP, stays as it is."""
     return value if isinstance(value, str) and "$" in value else float(value)
 
 
@@ -115,9 +115,9 @@ def _mini_batch(launch: Launch, value: Any) -> Answer:
         return Answer(
             "partly",
             (("algorithm.minibatches", count),),
-            f"mini-batches are equal parts here; {batch} prompts cannot be cut into parts of {value}",
+            f"mini-batches have equal size here, and {batch} prompts cannot be divided into parts of {value}",
         )
-    return Answer("set", (("algorithm.minibatches", count),), f"{batch} prompts a step, {value} in a mini-batch")
+    return Answer("set", (("algorithm.minibatches", count),), f"{batch} prompts per step, {value} per mini-batch")
 
 
 def _clip(launch: Launch, value: Any) -> Answer:
@@ -140,7 +140,7 @@ def _kl_reward(launch: Launch, value: Any) -> Answer:
     if not value:
         return Answer("always", note="no KL penalty in the reward unless algorithm.kl.where=reward")
     if launch.get(ACTOR + "use_kl_loss"):
-        return Answer("none", note="the penalty has one place, and use_kl_loss=True puts it into the loss")
+        return Answer("none", note="there is only one penalty, and use_kl_loss=True puts it into the loss")
     coefficient = float(launch.get("algorithm.kl_ctrl.kl_coef", 0.001))
     return Answer("set", _kl("reward", coefficient, KL_TYPES.get(launch.get("algorithm.kl_penalty", "kl"), "k1")))
 
@@ -151,13 +151,13 @@ def _kl(where: str, coefficient: float, estimator: str) -> tuple[tuple[str, Any]
 
 
 def _kl_part(switch: str) -> Rule:
-    """A key that counts only with the switch; what it says is written with it."""
+    """Return a rule for a key that is part of a switch and translated with it."""
 
     def rule(launch: Launch, value: Any) -> Answer:
         if not launch.get(switch):
             return Answer("always", note=f"has no effect without {switch}=True")
         if isinstance(value, str) and value not in KL_TYPES:
-            return Answer("none", note=f"estimators are {', '.join(sorted(set(KL_TYPES.values())))}; k3 is taken")
+            return Answer("none", note=f"the estimators are {', '.join(sorted(set(KL_TYPES.values())))}; k3 is used")
         return Answer("set", note=f"part of {switch}")
 
     return rule
@@ -173,7 +173,7 @@ def _kl_control(name: str) -> Rule:
 
 
 def _of_gae(name: str) -> Rule:
-    """Settings of the critic's estimator."""
+    """Return a rule for a setting of GAE."""
 
     def rule(launch: Launch, value: Any) -> Answer:
         if launch.get(ESTIMATOR, "gae") == "gae":
@@ -195,24 +195,28 @@ def _by_std(launch: Launch, value: Any) -> Answer:
         return Answer("always", note=f"has no effect with {ESTIMATOR}={launch.get(ESTIMATOR, 'gae')}")
     if chosen(launch)[0] == "grpo":
         return to(algorithm__normalise_by_std=value)
-    return Answer("always", note="so it is") if value else to(algorithm__estimator=chosen(launch)[1] or "dr_grpo")
+    return (
+        Answer("always", note="already the default")
+        if value
+        else to(algorithm__estimator=chosen(launch)[1] or "dr_grpo")
+    )
 
 
 def _average(launch: Launch, value: Any) -> Answer:
     if loss_of(launch) in _IGNORED["average"]:
-        return Answer("always", note=f"{LOSS}={loss_of(launch)} has an average of its own")
+        return Answer("always", note=f"{LOSS}={loss_of(launch)} has its own average")
     if value in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
         return to(algorithm__average=value)
-    return Answer("none", note="averages are token-mean, seq-mean-token-mean and seq-mean-token-sum")
+    return Answer("none", note="the averages are token-mean, seq-mean-token-mean and seq-mean-token-sum")
 
 
 def _groups(launch: Launch, value: Any) -> Answer:
     if not value:
         return Answer("always", note="off unless algorithm.refill.rounds is set")
     if launch.get(ESTIMATOR, "gae") not in ESTIMATORS:
-        return Answer("none", note=f"refilling goes with advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
+        return Answer("none", note=f"refilling needs advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
     rounds = launch.get(GROUPS + "max_num_gen_batches", 10) or 10
-    return to("as many prompts are drawn again as are missing", algorithm__refill__rounds=rounds)
+    return to("missing prompts are sampled again", algorithm__refill__rounds=rounds)
 
 
 def _of_groups(launch: Launch, value: Any) -> Answer:
@@ -226,7 +230,7 @@ def _of_groups(launch: Launch, value: Any) -> Answer:
 
 
 def _overlong(name: str) -> Rule:
-    """The penalty for long responses of DAPO."""
+    """Return a rule for DAPO's penalty for long responses."""
 
     def rule(launch: Launch, value: Any) -> Answer:
         if not launch.get(OVERLONG + "enable"):
@@ -237,17 +241,17 @@ def _overlong(name: str) -> Rule:
         if name == "enable":
             tokens, factor = launch.get(OVERLONG + "len", 0), float(launch.get(OVERLONG + "penalty_factor", 1.0))
             return to(algorithm__overlong__tokens=tokens, algorithm__overlong__factor=factor)
-        return Answer("set", note="part of overlong_buffer.enable") if name else Answer("always", note="logged always")
+        return Answer("set", note="part of overlong_buffer.enable") if name else Answer("always", note="always logged")
 
     return rule
 
 
 def _weights(launch: Launch, value: Any) -> Answer:
-    """Importance weights: one threshold cuts them, two make a band."""
+    """Translate importance weights: one threshold truncates them, two form a band."""
     if not value:
         return Answer("always", note="no weights unless algorithm.correction.weight is set")
     if value not in ("token", "sequence"):
-        return Answer("none", note="weights are of a token or of a sequence")
+        return Answer("none", note="weights are per token or per sequence")
     low, _, high = launch.text(CORRECTION + "rollout_is_threshold", "2.0").strip("\"'").rpartition("_")
     settings = {"weight": value, "high": float(high)}
     if low:
@@ -260,12 +264,12 @@ def _rejection(launch: Launch, value: Any) -> Answer:
         return Answer("always", note="nothing is rejected unless algorithm.correction.reject is set")
     name = {"seq_mean_k1": "mean_k1", "seq_mean_k3": "mean_k3", "seq_max_k3": "max_k3"}.get(value)
     if name is None:
-        return Answer("none", note="responses are rejected by one of mean_k1, mean_k3, max_k3")
+        return Answer("none", note="responses can be rejected by mean_k1, mean_k3 or max_k3")
     low, _, high = launch.text(CORRECTION + "rollout_rs_threshold", "").strip("\"'").rpartition("_")
-    above, note = float(high), "what is rejected still counts in the mean"
-    if name == "mean_k1":  # thresholds there are ratios
+    above, note = float(high), "rejected responses still count in the mean"
+    if name == "mean_k1":  # verl's thresholds are ratios
         above = min(math.log(float(high)), -math.log(float(low)) if low else math.inf)
-        note = "the same bound up and down, and what is rejected still counts in the mean"
+        note = "the bound is the same in both directions, and rejected responses still count in the mean"
     return Answer(
         "partly", (("algorithm.correction.reject", name), ("algorithm.correction.reject_above", round(above, 6))), note
     )
@@ -320,8 +324,8 @@ RULES: dict[str, Rule] = {
     CORRECTION + "rollout_is_threshold": _part_of("rollout_is"),
     CORRECTION + "rollout_rs": _rejection,
     CORRECTION + "rollout_rs_threshold": _part_of("rollout_rs"),
-    CORRECTION + "rollout_is_batch_normalize": only(False, "off", "weights are not normalised over the batch"),
-    CORRECTION + "bypass_mode": only(False, "off", "the trainer computes the log-probs that it compares with"),
+    CORRECTION + "rollout_is_batch_normalize": only(False, "off", "weights are not normalized over the batch"),
+    CORRECTION + "bypass_mode": only(False, "off", "the trainer computes the old log-probs"),
     CORRECTION + "loss_type": _part_of("bypass_mode"),
 }
-"""Key -> its rule."""
+"""Key -> rule."""

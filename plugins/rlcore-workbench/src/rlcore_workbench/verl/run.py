@@ -1,4 +1,4 @@
-"""Keys that say where and how a run runs: data, devices, engines, rewards, trackers, checkpoints."""
+"""Keys for the run: data, devices, engines, rewards, trackers, checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _micro_batch(launch: Launch, value: Any) -> Answer:
 def _max_tokens(launch: Launch, value: Any) -> Answer:
     if launch.get(ACTOR + "use_dynamic_bsz") or not launch.has(MICRO):
         return to(model__max_tokens_per_device=value)
-    return Answer("always", note=f"has no effect beside {MICRO} without use_dynamic_bsz")
+    return Answer("always", note=f"has no effect together with {MICRO} without use_dynamic_bsz")
 
 
 def _log_prob_tokens(launch: Launch, value: Any) -> Answer:
@@ -35,10 +35,10 @@ def _log_prob_tokens(launch: Launch, value: Any) -> Answer:
 
 def _truncation(launch: Launch, value: Any) -> Answer:
     if launch.get("data.filter_overlong_prompts"):
-        return Answer("always", note="longer prompts are left out: data.overlong=drop")
+        return Answer("always", note="longer prompts are dropped: data.overlong=drop")
     here = {"error": "error", "left": "truncate"}.get(value)
     if here is None:
-        return Answer("none", note=f"a prompt is cut at its beginning, not {value}: data.overlong=truncate")
+        return Answer("none", note=f"a prompt is truncated at its beginning, not {value}: data.overlong=truncate")
     return to(data__overlong=here)
 
 
@@ -51,23 +51,24 @@ def _filter(launch: Launch, value: Any) -> Answer:
 def _schedule(launch: Launch, value: Any) -> Answer:
     if value in ("constant", "cosine", "linear"):
         return to(optimizer__schedule=value)
-    return Answer("none", note="schedules are constant, linear and cosine")
+    return Answer("none", note="the schedules are constant, linear and cosine")
 
 
 def _warmup_ratio(launch: Launch, value: Any) -> Answer:
     if launch.get(ACTOR + "optim.lr_warmup_steps", -1) > 0 or not value:
-        return Answer("always", note="has no effect: lr_warmup_steps, or none at all")
+        return Answer("always", note="has no effect: lr_warmup_steps is given, or there is no warmup")
     steps = launch.get("trainer.total_training_steps")
     if not steps:
         return Answer(
-            "none", note="type  optimizer.warmup_steps=N  in optimiser steps; the steps of the run are not given"
+            "none",
+            note="type  optimizer.warmup_steps=N  in optimizer steps; the number of steps of the run is not given",
         )
     updates = steps * max(1, round(launch.get(BATCH, 1024) / launch.get(MINI, 256)))
-    return to(f"{value} of {updates} optimiser steps", optimizer__warmup_steps=int(value * updates))
+    return to(f"{value} of {updates} optimizer steps", optimizer__warmup_steps=int(value * updates))
 
 
 def engine_options(launch: Launch, key: str, value: Any) -> Answer:
-    """Answer for an argument that verl hands to its engine as it is."""
+    """Return the answer for an argument that verl passes unchanged to its engine."""
     engine, _, name = key.removeprefix(ENGINE_KWARGS).partition(".")
     if engine != launch.get(ROLLOUT + "name", "vllm"):
         return Answer("always", note=f"has no effect without {ROLLOUT}name={engine}")
@@ -77,8 +78,8 @@ def engine_options(launch: Launch, key: str, value: Any) -> Answer:
 def _max_response(launch: Launch, value: Any) -> Answer:
     longest = launch.get("data.max_response_length", 512)
     if value == longest:
-        return Answer("always", note="one place: sampling.max_response_tokens")
-    return Answer("none", note=f"the penalty is for responses near sampling.max_response_tokens={longest}")
+        return Answer("always", note="set once: sampling.max_response_tokens")
+    return Answer("none", note=f"the penalty applies to responses near sampling.max_response_tokens={longest}")
 
 
 def _engine(launch: Launch, value: Any) -> Answer:
@@ -104,7 +105,7 @@ def _epochs(launch: Launch, value: Any) -> Answer:
         return Answer("always", note="trainer.total_training_steps decides")
     batch = launch.get(BATCH, 1024)
     return Answer(
-        "partly", note=f"type  trainer.steps=N : {value} epochs are {value} × (rows of the data ÷ {batch}) steps"
+        "partly", note=f"type  trainer.steps=N   where {value} epochs are {value} × (rows of the data ÷ {batch}) steps"
     )
 
 
@@ -123,20 +124,20 @@ def _project(launch: Launch, value: Any) -> Answer:
     logger = launch.get("trainer.logger", ["console", "wandb"])
     if "wandb" in (logger if isinstance(logger, list) else [logger]):
         return Answer("set", note="the project of the tracker wandb")
-    return Answer("always", note="only trackers that have projects know it")
+    return Answer("always", note="used only by trackers with projects")
 
 
 def _directory(launch: Launch, value: Any) -> Answer:
     head, _, last = str(value).rstrip("/").rpartition("/")
     if last and last == launch.get("trainer.experiment_name"):
-        return to("runs lie in run.directory/run.name", run__directory=head or "/")
-    return to("runs lie in run.directory/run.name", run__directory=value)
+        return to("runs are written to run.directory/run.name", run__directory=head or "/")
+    return to("runs are written to run.directory/run.name", run__directory=value)
 
 
 def _resume(launch: Launch, value: Any) -> Answer:
     here = {"auto": "auto", "disable": "never"}.get(value)
     if here is None:
-        return Answer("none", note="a run goes on from its own checkpoints: the same run.directory and run.name")
+        return Answer("none", note="a run resumes from its own checkpoints: use the same run.directory and run.name")
     return to(run__resume=here)
 
 
@@ -146,7 +147,7 @@ def _reward(launch: Launch, value: Any) -> Answer:
     prefix = CUSTOM + "reward_kwargs."
     options = {key.removeprefix(prefix): launch.text(key) for key in launch.texts if key.startswith(prefix)}
     if not launch.get(CUSTOM + "path"):
-        return Answer("always", note="no function of your own")
+        return Answer("always", note="no custom function")
     item = ", ".join(f"{name}: {value}" for name, value in {"name": place, **options}.items())
     return to("its signature is recognised", reward=f"[{{{item}}}]" if options else place)
 
@@ -155,15 +156,15 @@ def _manager(launch: Launch, value: Any) -> Answer:
     if value == "dapo":
         return Answer("set", note="its penalty for long responses: reward_model.overlong_buffer")
     if value in ("naive", "batch", "prime"):
-        return Answer("always", note="rewards are scored in processes of their own: reward.num_processes")
-    return Answer("none", note=f"manager '{value}': write what it adds to the score as a reward of its own")
+        return Answer("always", note="rewards run in separate processes: reward.num_processes")
+    return Answer("none", note=f"manager '{value}': write its additions to the score as a separate reward")
 
 
 def _reward_model(launch: Launch, value: Any) -> Answer:
     if not value:
         return Answer("always", note="off")
     settings = (("reward", "model"),)
-    return Answer("partly", settings, "its directory has a value head, as algorithm=reward_model writes it")
+    return Answer("partly", settings, "its directory must have a value head, as written by algorithm=reward_model")
 
 
 def _reward_model_path(launch: Launch, value: Any) -> Answer:
@@ -174,7 +175,7 @@ def _reward_model_path(launch: Launch, value: Any) -> Answer:
 
 def _free_cache(launch: Launch, value: Any) -> Answer:
     if value:
-        return Answer("always", note="take_turns=auto: on GPUs the engine leaves while models train, where it can")
+        return Answer("always", note="take_turns=auto: on GPUs the engine sleeps while models train, if it can")
     return to("engine and models keep their memory", take_turns="never")
 
 
@@ -182,7 +183,7 @@ def _max_turns(launch: Launch, value: Any) -> Answer:
     if not launch.get(ROLLOUT + "multi_turn.enable"):
         return Answer("always", note="has no effect without multi_turn.enable=True")
     if value is None:
-        return Answer("none", note="an episode always ends:  episode.max_turns=N")
+        return Answer("none", note="episodes always have a limit:  episode.max_turns=N")
     return to(episode__max_turns=value)
 
 
@@ -207,8 +208,10 @@ RULES: dict[str, Rule] = {
     "trainer.project_name": _project,
     "trainer.default_local_dir": _directory,
     "trainer.resume_mode": _resume,
-    "trainer.critic_warmup": only(0, "actor and critic begin together", "actor and critic begin together"),
-    "trainer.val_before_train": only(True, "always so where data.eval is given", "the first evaluation is always made"),
+    "trainer.critic_warmup": only(0, "actor and critic start together", "actor and critic start together"),
+    "trainer.val_before_train": only(
+        True, "the default if data.eval is given", "the first evaluation cannot be switched off"
+    ),
     "trainer.val_only": only(False, "off", "type  rlcore eval DIR key=value"),
     "reward_model.enable": _reward_model,
     "reward_model.model.path": _reward_model_path,
@@ -217,21 +220,21 @@ RULES: dict[str, Rule] = {
     CUSTOM + "path": _reward,
     CUSTOM + "name": _reward,
     "actor_rollout_ref.model.target_modules": only(
-        "all-linear", "adapters go to every linear layer", "backend.lora_targets takes module names"
+        "all-linear", "adapters are added to every linear layer", "backend.lora_targets takes module names"
     ),
     "actor_rollout_ref.model.trust_remote_code": only(
-        False, "code in a model directory is never run", "code in a model directory is never run"
+        False, "code in a model directory is never executed", "code in a model directory is never executed"
     ),
     ROLLOUT + "free_cache_engine": _free_cache,
     ROLLOUT + "ignore_eos": only(False, "off", "a response ends with the end token"),
     ROLLOUT + "dtype": only("bfloat16", "model.precision", "one precision for trainer and engine: model.precision"),
     ROLLOUT + "logprobs_mode": only(
-        "processed_logprobs", "at the sampling temperature", "log-probs are those of the sampling temperature"
+        "processed_logprobs", "at the sampling temperature", "log-probs are computed at the sampling temperature"
     ),
     "trainer.v1.trainer_mode": only("sync", "the schedule", "the schedule is sync"),
     "distillation.enabled": only(False, "off", NONE["distillation.*"]),
-    "trainer.device": only("cuda", "pools take GPUs where there are some", "pools.main.device=cpu, or cuda"),
+    "trainer.device": only("cuda", "pools use GPUs if there are any", "pools.main.device=cpu, or cuda"),
     ROLLOUT + "multi_turn.enable": only(False, "off", NONE[ROLLOUT + "multi_turn.*"]),
     ROLLOUT + "multi_turn.max_assistant_turns": _max_turns,
 }
-"""Key -> its rule."""
+"""Key -> rule."""

@@ -1,4 +1,4 @@
-"""Launches that `rlcore migrate` refuses as a whole, because the command would train something else."""
+"""Checks for launches that `rlcore migrate` refuses, because the command would train something else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_scope(launch: Launch) -> None:
     """Refuse a launch of another trainer, algorithm or backend.
 
     Raises:
-        ConfigError: with the key that decides it.
+        ConfigError: names the key that is the reason.
     """
     try:
         _check_trainer(launch)
@@ -29,26 +29,26 @@ def check_scope(launch: Launch) -> None:
         _check_plugin("backend", backend_of(launch), "strategy or model_engine")
     except Unreadable as error:
         raise ConfigError(
-            f"the launch {error}\nGive that key its value in a command:  rlcore migrate 'key=value …'"
+            f"the launch {error}\nType the launch with the value written out:  rlcore migrate 'key=value …'"
         ) from None
 
 
 def _check_trainer(launch: Launch) -> None:
     if foreign := [key for key in launch.texts if key.partition(".")[0] in OTHER_ROOTS]:
         raise ConfigError(
-            f"{foreign[0]} is a setting of another trainer than {TRAINER}\n"
+            f"{foreign[0]} is a setting of a trainer other than {TRAINER}\n"
             f"Leave out  {', '.join(foreign)}  if the launch is one of {TRAINER}."
         )
     mode = launch.get("trainer.v1.trainer_mode", "sync")
     if mode != "sync":
         raise ConfigError(
             f"trainer.v1.trainer_mode={mode}: asynchronous training is not translated\n"
-            "For the same algorithm in synchronous steps type  trainer.v1.trainer_mode=sync"
+            "For the same algorithm with synchronous steps, type  trainer.v1.trainer_mode=sync"
         )
     if launch.get("distillation.enabled"):
         raise ConfigError(
             "distillation.enabled=True: on-policy distillation is not translated\n"
-            "It is an algorithm here:  rlcore config algorithm=distillation"
+            "In rlcore it is an algorithm:  rlcore config algorithm=distillation"
         )
     if launch.get("trainer.val_only"):
         raise ConfigError(
@@ -58,17 +58,17 @@ def _check_trainer(launch: Launch) -> None:
 
 def _check_plugin(kind: str, name: str, key: str) -> None:
     if name not in available(kind):
-        raise ConfigError(f"{key}: no {kind} '{name}'\nTo see what there is:{_KINDS} --kind {kind}")
+        raise ConfigError(f"{key}: no {kind} '{name}'\nTo list what is available, type{_KINDS} --kind {kind}")
 
 
 def check_algorithm(lines: Sequence[Line]) -> None:
-    """Refuse a launch whose estimator or loss has no counterpart, as the command would train with another one.
+    """Refuse a launch whose estimator or loss has no counterpart; the command would train with another one.
 
     Raises:
-        ConfigError: with the reason.
+        ConfigError: gives the reason.
     """
     for line in lines:
         if line.key in (ESTIMATOR, LOSS) and line.answer.how == "none":
             raise ConfigError(
-                f"{line.key}={line.value}: {line.answer.note}\nTo see the algorithms:{_KINDS} --kind algorithm"
+                f"{line.key}={line.value}: {line.answer.note}\nTo list the algorithms, type{_KINDS} --kind algorithm"
             )

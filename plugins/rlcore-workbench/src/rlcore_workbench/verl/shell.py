@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A simple command, whether or not the script would reach it."""
+    """Simple command, whether or not the script would reach it."""
 
     words: tuple[Word, ...]
     line: int
@@ -57,19 +57,19 @@ def read_commands(script: str) -> tuple[list[Command], list[str]]:
 
 @dataclass(slots=True)
 class _Reader:
-    """Walks the syntax tree with the variables known so far."""
+    """Reader that walks the syntax tree with the variables known so far."""
 
     commands: list[Command] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     variables: dict[str, Value] = field(default_factory=dict)
     functions: dict[str, Node] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
-    """Functions that are being read, to stop at recursion."""
+    """Functions being read, to stop at recursion."""
     ended: bool = False
     """True after `exit` in this branch."""
 
     def run(self, node: Node) -> bool | None:
-        """Read a statement; return whether it succeeds, None where that is not known."""
+        """Read a statement; return whether it succeeds, or None if unknown."""
         if self.ended:
             return None
         handler = getattr(self, f"_run_{node.type}", None)
@@ -114,7 +114,7 @@ class _Reader:
             self.commands.append(Command(tuple(words), node.start_point[0] + 1))
 
     def _after_assignments(self, node: Node) -> list[Node]:
-        """Run the assignments on lines of their own, which the grammar counts to the next command."""
+        """Apply assignments on separate lines, which the grammar counts to the next command."""
         children, first = node.named_children, 0
         for i, (child, following) in enumerate(pairwise(children)):
             gap = (node.text or b"")[child.end_byte - node.start_byte : following.start_byte - node.start_byte]
@@ -125,7 +125,7 @@ class _Reader:
         return children[first:]
 
     def _words_of(self, node: Node) -> Sequence[Word]:
-        """Expand one part of a command; an assignment before the command is a word of it."""
+        """Expand one part of a command; an assignment before the command counts as a word."""
         if node.type == "command_name":
             return self.expand(node.named_children[0])
         if node.type == "variable_assignment":
@@ -162,7 +162,7 @@ class _Reader:
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         assert variable is not None and body is not None, source_of(node)
         values = [word for child in node.children_by_field_name("value") for word in self.expand(child)]
-        reason = f"it is another one in each pass of the loop at line {node.start_point[0] + 1}"
+        reason = f"it changes in each pass of the loop at line {node.start_point[0] + 1}"
         self.variables[source_of(variable)] = values[0] if len(values) == 1 else Word("", reason)
         self._fork(node, [[body], []])
 
@@ -219,7 +219,7 @@ class _Reader:
         self._fork(node, possible)
 
     def _fork(self, node: Node, branches: list[list[Node]]) -> None:
-        """Read each branch from the same start, then keep what they agree on."""
+        """Read each branch from the same state, then keep the values they agree on."""
         start, ends = self.variables, []
         for branch in branches:
             self.variables = dict(start)
@@ -251,7 +251,7 @@ class _Reader:
 
     def _array(self, name: str) -> Sequence[Word]:
         if name in ("@", "*"):
-            return ()  # arguments of the script; there are none
+            return ()  # arguments of the script are unknown and count as empty
         value = self.variables.get(name, ())
         return value if isinstance(value, tuple) else [value]
 
@@ -342,7 +342,7 @@ class _Reader:
         return value.text
 
     def _test(self, node: Node) -> bool | None:
-        """Evaluate the condition of [ … ] or [[ … ]]; None where a value in it is not known."""
+        """Evaluate the condition of [ … ] or [[ … ]]; return None if a value in it is unknown."""
         parts = [source_of(child) for child in node.children]
         words = [self.text_of(child) for child in node.named_children if child.type != "test_operator"]
         if any(word.unreadable or "$" in word.text for word in words):

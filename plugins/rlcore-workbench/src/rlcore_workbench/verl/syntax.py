@@ -1,4 +1,4 @@
-"""The syntax tree of a shell script, from the grammar of tree-sitter."""
+"""Syntax tree of a shell script, from the tree-sitter grammar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUOTED = ("string", "raw_string", "ansi_c_string", "translated_string")
 
 
 def parse(script: str) -> Node:
-    """Return the root of the tree. Raises ConfigError where the script is not valid shell syntax."""
+    """Return the root of the tree. Raises ConfigError if the script is not valid shell syntax."""
     text = re.sub(r"\\\s*\Z", "", script.replace("\r\n", "\n")) + "\n"
     text = text.replace("$(((", "$(( (")  # the grammar takes $((( for a subshell,
     text = re.sub(r"\$([A-Za-z_]\w*)", r"${\1}", text)  # and reads a/$b/$c wrongly, but not a/${b}/${c}
@@ -50,13 +50,13 @@ def source_of(node: Node) -> str:
 
 
 def blanks_before(node: Node) -> int:
-    """Return how many blanks the grammar counts to an expansion in a string, though they are text before it."""
+    """Return the number of blanks that the grammar counts to an expansion in a string, but that are text before it."""
     source = node.text or b""
     return len(source) - len(source.lstrip()) if node.type in EXPANSIONS else 0
 
 
 def leaves(nodes: Sequence[Node]) -> list[Node]:
-    """Return the expansions and quoted strings among the nodes and in them."""
+    """Return the expansions and quoted strings among the nodes and their descendants."""
     found: list[Node] = []
     for node in nodes:
         found += [node] if node.type in (*EXPANSIONS, *QUOTED) else leaves(node.named_children)

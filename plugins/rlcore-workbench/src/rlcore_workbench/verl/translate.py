@@ -1,4 +1,4 @@
-"""From a launch to settings of rlcore, key by key; nothing is dropped."""
+"""Translate a launch to settings of rlcore, key by key, without dropping any."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OLD_NAMES = (
     (r"\.fsdp\.(param_offload|optimizer_offload)$", r".fsdp_config.\1"),
     (r"^critic\.fsdp_config\.", "critic.model.fsdp_config."),
 )
-"""One thing under several names, as its versions had them."""
+"""Names of keys in other versions of verl, and the name that the tables use."""
 DEFAULTS: Mapping[str, Any] = {
     ESTIMATOR: "gae",
     ACTOR + "strategy": "fsdp",
@@ -58,39 +58,39 @@ DEFAULTS: Mapping[str, Any] = {
 _FIXED = (("model.precision", "bfloat16"),)
 """Settings without a key in verl."""
 _OWN_FILES = re.compile(r"--config-name=(ppo|dapo)(_megatron)?_trainer(\.yaml)?|--config-path=(\./)?config")
-"""Config files of verl and DAPO, whose contents DEFAULTS covers."""
+"""Config files of verl and DAPO that DEFAULTS covers."""
 DEFAULT_REWARD = "verl.utils.reward_score:default_compute_score"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One key of the launch and what became of it."""
+    """Key of the launch with its translation."""
 
     key: str
     value: str
     answer: Answer
     given: bool = True
-    """False for a default of verl that rlcore does not share."""
+    """False for a default of verl that differs from rlcore's."""
 
 
 @dataclass(slots=True)
 class Translation:
-    """The whole launch in rlcore's words."""
+    """Translation of a launch."""
 
     lines: list[Line] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def of(self, *hows: str) -> list[Line]:
-        """The given keys with these answers."""
+        """Return the given keys with these kinds of answers."""
         return [line for line in self.lines if line.given and line.answer.how in hows]
 
 
 def translate(launch: Launch) -> Translation:
-    """Give every key its line; settings come in the order of the keys, then those of verl's defaults.
+    """Translate every key to a line. Settings follow the order of the keys; those of verl's defaults come last.
 
     Raises:
-        ConfigError: a launch of another trainer, algorithm or backend than those of rlcore.
+        ConfigError: rlcore does not have the trainer, algorithm or backend of the launch.
     """
     launch = _renamed(launch)
     check_scope(launch)
@@ -118,38 +118,40 @@ def _add_fixed(done: Translation) -> None:
     if "reward" not in done.settings:
         done.settings["reward"] = DEFAULT_REWARD
         done.remarks.append(
-            "reward: verl chooses by the column data_source. Its own function is taken, which needs verl installed where"
-            " rewards are scored; or write one with the parameters (data_source, solution_str, ground_truth, extra_info)"
+            "reward: verl selects it by the column data_source. The command uses verl's function, so verl must be installed"
+            " where rewards run; or write one with the parameters (data_source, solution_str, ground_truth, extra_info)"
         )
 
 
 def _remarks(launch: Launch, settings: Mapping[str, Any]) -> list[str]:
-    """Return what the user must know before running the command."""
+    """Return remarks for the user to read before running the command."""
     found = list(launch.remarks)
     path = str(settings.get("model.path", ""))
     if "/" in path and not path.startswith(("/", ".", "~", "$")):
-        found.append(f"model.path is a directory; nothing is downloaded:  hf download {path} --local-dir {path}")
-    found += [f"{text}: given again later, and the later one counts" for text in launch.overridden]
-    found += [f"variable not known here: {name}={value}" for name, value in settings.items() if "$" in str(value)]
+        found.append(f"model.path must be a directory, nothing is downloaded:  hf download {path} --local-dir {path}")
+    found += [f"{text}: given again later; the later value counts" for text in launch.overridden]
+    found += [
+        f"the command contains a variable: {name}={value}" for name, value in settings.items() if "$" in str(value)
+    ]
     if launch.module and not launch.module.startswith("verl."):
-        found.append(f"{launch.module}: its own defaults and config files are not known here, verl's are taken")
+        found.append(f"{launch.module}: its own defaults and config files are unknown, those of verl are used")
     return found
 
 
 def _other(text: str) -> Answer:
     if text.startswith("~"):
-        return Answer("none", note="removes a setting there; leave out the setting that it had become here")
+        return Answer("none", note="removes a setting; leave out its counterpart here")
     if _OWN_FILES.fullmatch(text):
         return Answer("always", note="a config file of verl, whose defaults are known")
     if text.startswith("--config"):
-        return Answer("none", note="the settings in this config file are not read: give them as key=value")
+        return Answer("none", note="settings in this config file are not read; give them as key=value")
     if text.startswith("$"):
-        return Answer("none", note="the script does not set this variable; what it adds is not translated")
-    return Answer("none", note="no setting of verl")
+        return Answer("none", note="the script does not set this variable, so its content is not translated")
+    return Answer("none", note="not a setting of verl")
 
 
 def answer_of(launch: Launch, key: str, default: Any = None) -> Answer:
-    """Return what becomes of one key; `default` is its value where the launch does not give it."""
+    """Return the answer for one key; `default` is its value if the launch does not give it."""
     if key in launch.unreadable:
         return Answer("none", note=f"could not be read: {launch.unreadable[key]}")
     try:
@@ -162,11 +164,11 @@ def answer_of(launch: Launch, key: str, default: Any = None) -> Answer:
 
 
 def _for_engine(engine: str, answer: Answer) -> Answer:
-    """Keep the settings of an engine that has them."""
+    """Keep settings only if the engine has them."""
     if engine == "hf":
         return Answer("always", note="the engine hf runs in the trainer's precision and has no such setting")
     if engine not in available("rollout"):
-        return Answer("none", note=f"a setting of the engine {engine}, which is not here")
+        return Answer("none", note=f"a setting of the engine {engine}, which rlcore does not have")
     return answer
 
 
@@ -185,7 +187,7 @@ def _answer(launch: Launch, key: str, value: Any) -> Answer:
         try:
             return Answer("set", ((setting, written(value)),))
         except (TypeError, ValueError):
-            return Answer("set", ((setting, value),))  # a variable of the shell, such as $LR
+            return Answer("set", ((setting, value),))  # a shell variable, such as $LR
     if key.startswith(run.ENGINE_KWARGS):
         return run.engine_options(launch, key, value)
     if key.startswith(run.CUSTOM + "reward_kwargs."):
@@ -199,14 +201,14 @@ def _answer(launch: Launch, key: str, value: Any) -> Answer:
 
 
 def _unreadable(value: Any) -> Answer:
-    return Answer("none", note=f"{value!r} cannot be computed with; give the number itself")
+    return Answer("none", note=f"{value!r} is not a number; write the number")
 
 
 def _add(done: Translation, sources: dict[str, str], line: Line) -> None:
-    """A setting that two keys want differently is the first one's; the second key says so."""
+    """Add a line. If two keys need different values of one setting, the first one counts and the second is reported."""
     for setting, value in line.answer.settings:
         if setting in done.settings and done.settings[setting] != value:
-            note = f"{setting} is {done.settings[setting]} already, from {sources[setting]}; there is one for both"
+            note = f"one setting for both keys: {setting} is already {done.settings[setting]}, from {sources[setting]}"
             done.lines.append(Line(line.key, line.value, Answer("none", note=note), line.given))
             return
     for setting, value in line.answer.settings:
@@ -216,7 +218,7 @@ def _add(done: Translation, sources: dict[str, str], line: Line) -> None:
 
 
 def _check(done: Translation) -> None:
-    """Remove what rlcore refuses, with the reason, and the defaults that the algorithm has by itself."""
+    """Remove settings that rlcore refuses, with the reason, and defaults that the algorithm shares."""
     chosen: dict[str, Any] = {
         section: done.settings[section] for section in PLUGIN_SECTIONS if section in done.settings
     }
@@ -227,7 +229,7 @@ def _check(done: Translation) -> None:
     for line, reason in zip(done.lines, reasons, strict=True):
         settings = line.answer.settings
         if reason:
-            line = replace(line, answer=Answer("none", note=f"refused here: {reason}"))
+            line = replace(line, answer=Answer("none", note=f"refused by rlcore: {reason}"))
         elif not line.given and settings:
             settings = tuple(pair for pair in settings if pair not in own)
             if not settings:
@@ -250,7 +252,7 @@ def _own_settings(algorithm: str) -> list[tuple[str, Any]]:
 
 
 def _renamed(launch: Launch) -> Launch:
-    """Return the launch under the names that the tables know."""
+    """Return the launch with the names that the tables use."""
 
     def known(key: str) -> str:
         for pattern, name in _OLD_NAMES:

@@ -1,4 +1,4 @@
-"""Values of a shell's variables, and what branches of a script agree on."""
+"""Values of shell variables, and merging of the values from several branches."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word after expansion. A variable that only the environment can set stays in it as ${NAME}."""
+    """Word after expansion. A variable that the script does not set stays in it as ${NAME}."""
 
     text: str
     unreadable: str = ""
-    """Why the value is not known. The text is then as written."""
+    """Reason why the value is not known. The text is then as written."""
 
 
 Value: TypeAlias = Word | tuple[Word, ...]
-"""A variable or an array."""
+"""Value of a variable or an array."""
 
 
 def matches(word: Word, patterns: Sequence[str]) -> bool | None:
-    """Return whether a known value equals one of the patterns; None where a pattern has wildcards before that."""
+    """Return whether a known value equals one of the patterns; None if an earlier pattern has wildcards."""
     if word.unreadable or "$" in word.text:
         return None
     for pattern in patterns:
@@ -34,7 +34,7 @@ def matches(word: Word, patterns: Sequence[str]) -> bool | None:
 
 
 def appended(old: Value, new: Value) -> Value:
-    """Return what `name+=value` makes of a variable or an array."""
+    """Return the value of a variable or an array after `name+=value`."""
     if isinstance(new, tuple):
         return (*old, *new) if isinstance(old, tuple) else (*([old] if old != Word("") else []), *new)
     if isinstance(old, tuple):
@@ -43,7 +43,7 @@ def appended(old: Value, new: Value) -> Value:
 
 
 def agreed(values: list[Value | None], line: int) -> Value:
-    """Return the value that all branches give, or one that says that they differ."""
+    """Return the value that all branches agree on, or an unreadable one with their values as the reason."""
     first = values[0]
     if first is not None and all(value == first for value in values):
         return first
@@ -60,9 +60,9 @@ def _shown(value: Value) -> str:
 
 
 def _agreed_array(arrays: list[tuple[Word, ...]], line: int) -> tuple[Word, ...]:
-    """Return the words of all branches; those that are not in every one, or in another order, are unreadable."""
+    """Return the words of all branches; those missing in a branch, or in another order, are unreadable."""
     common = [[word for word in array if all(word in other for other in arrays)] for array in arrays]
     certain = common[0] if all(words == common[0] for words in common) else []
-    reason = f"only one of the branches at line {line} has it"
+    reason = f"not all branches at line {line} have it"
     words = dict.fromkeys(word for array in arrays for word in array)
     return tuple(word if word in certain or word.unreadable else replace(word, unreadable=reason) for word in words)
