@@ -1,7 +1,7 @@
-"""Write docs/reference.md and docs/contracts.md from the code:  python docs/make_reference.py
+"""Generate docs/reference.md and docs/contracts.md from the code:  python docs/make_reference.py
 
-Protocols, hooks, columns, settings with their defaults, and errors, each with the words that stand in the source; and the
-tests that every plugin of a kind has to pass, each with the faults that it is known to find.
+The reference lists protocols, hooks, columns, settings with defaults, and errors, with their docstrings. The contracts page
+lists the tests for each kind of plugin, with the faults that each test detects.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ CHOSEN = {
     "rollout": ["rlcore.rollouts.hf:HFConfig"],
     "trackers": ["rlcore.trackers.wandb:WandbConfig"],
 }
-"""Section -> the settings of the built-in plugins that have some."""
+"""Section -> config classes of the built-in plugins with settings."""
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the reference page."""
     parts = [
         "# Reference",
-        "Written by `python docs/make_reference.py` from the code; do not edit.",
-        f"Kinds of plugins, each the entry-point group `rlcore.KIND`: {', '.join(KINDS)}.",
+        "Generated from the code by `python docs/make_reference.py`; do not edit.",
+        f"Kinds of plugins, each with the entry-point group `rlcore.KIND`: {', '.join(KINDS)}.",
         "## Protocols",
         *protocols(),
         "## Optional members",
@@ -51,32 +51,32 @@ def reference() -> str:
         clean(surface.__doc__).split("\n\n", 1)[-1],
         table(("module", "stable", "provisional"), surface_rows()),
         "## Hooks",
-        "All of them run on the controller. A plugin implements those that it wants, marked with `@rlcore.hookimpl`.",
+        "All hooks run on the controller. A plugin implements any of them, marked with `@rlcore.hookimpl`.",
         table(("hook", "when"), hooks()),
         "## Columns",
         "`token`: one value per token; `row`: one per sample; `object`: Python objects, one per sample.",
         table(("column", "level", "type", "meaning", "written by"), map(dataclasses.astuple, STANDARD_COLUMNS)),
         "## Settings",
-        "`rlcore train SETTING=VALUE`; `rlcore config` prints them all, with who gave them.",
+        "Set them with `rlcore train SETTING=VALUE`. `rlcore config` prints all settings with the origin of each value.",
         table(("setting", "default", "meaning"), settings()),
         "## Errors",
-        "An indented class is a kind of the one above. A `UserError` ends a command with exit code 2, all others with 1.",
+        "Indented classes are subclasses of the class above. A `UserError` ends a command with exit code 2, all others with 1.",
         "\n".join(error_tree()),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def contracts() -> str:
-    """The page of contract tests; the mutants stand in tests/test_mutants.py, which runs them."""
+    """Return the page of contract tests. The mutants are in tests/test_mutants.py, which runs them."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.test_mutants import MUTANTS, SUITES
 
     parts = [
         "# Contract tests",
-        "Written by `python docs/make_reference.py` from the code; do not edit.",
-        "A plugin passes its kind's tests with `rlcore check KIND NAME`, or inherits them in four lines from"
-        " `rlcore.testing`. Each of these tests is itself tested: `tests/test_mutants.py` runs it against plugins with one"
-        f" deliberate fault each, {len(MUTANTS)} in all, and it must fail with words that say what is asked for.",
+        "Generated from the code by `python docs/make_reference.py`; do not edit.",
+        "Run the tests of a plugin's kind with `rlcore check KIND NAME`, or inherit them from `rlcore.testing` in four"
+        " lines. The tests are themselves tested: `tests/test_mutants.py` runs them against plugins with one deliberate"
+        f" fault each, {len(MUTANTS)} in all, and the test must fail with a message that explains the requirement.",
     ]
     for suite in SUITES:
         own = [name for name in vars(suite) if name.startswith("test_")]
@@ -87,13 +87,13 @@ def contracts() -> str:
         parts += [
             f"## `{suite.__name__}`",
             clean(suite.__doc__).split("\n\n")[0],
-            table(("test", "faults that it found"), rows),
+            table(("test", "faults that it detects"), rows),
         ]
     return "\n\n".join(parts) + "\n"
 
 
 def table(head: tuple[str, ...], rows: Any) -> str:
-    """A Markdown table; the first cell is code."""
+    """Return a Markdown table whose first column is code."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for first, *rest in rows:
         cells = [f"`{first}`", *(" ".join(str(cell).split()).replace("|", "\\|") for cell in rest)]
@@ -102,7 +102,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 
 def protocols() -> Iterator[str]:
-    """Each protocol with its attributes and methods, as they stand in the source."""
+    """Yield the source of each protocol."""
     for kind, protocol in (PROTOCOLS | {"passed to algorithms": Roles}).items():
         module = inspect.getmodule(protocol)
         assert module is not None, protocol
@@ -112,7 +112,7 @@ def protocols() -> Iterator[str]:
 
 
 def optional_members() -> Iterator[str]:
-    """Each Protocol of optional members, under the kinds that have it."""
+    """Yield the source of each Protocol of optional members, under the kinds that support it."""
     for protocol in dict.fromkeys(it for members in optional.OPTIONAL.values() for it in members):
         kinds = [kind for kind, members in optional.OPTIONAL.items() if protocol in members]
         yield f"### {', '.join(kinds)}: `{protocol.__name__}`"
@@ -120,7 +120,7 @@ def optional_members() -> Iterator[str]:
 
 
 def surface_rows() -> Iterator[tuple[str, str, str]]:
-    """Each module with its stable and its provisional names."""
+    """Yield each module with its stable and provisional names."""
     for module in sorted({*surface.STABLE, *surface.PROVISIONAL}):
         yield module, surface.STABLE.get(module, ""), surface.PROVISIONAL.get(module, "")
 
@@ -132,7 +132,7 @@ def hooks() -> Iterator[tuple[str, str]]:
 
 
 def settings() -> Iterator[tuple[str, str, str]]:
-    """Every leaf of the core, then those of the built-in plugins."""
+    """Yield every setting of the core, then those of the built-in plugins."""
     yield from leaves(Config, "")
     for section, places in CHOSEN.items():
         for place in places:
@@ -144,7 +144,7 @@ def settings() -> Iterator[tuple[str, str, str]]:
 
 
 def leaves(cls: Any, key: str, instance: Any = None) -> Iterator[tuple[str, str, str]]:
-    """(setting, default, words) of a dataclass, its sections included; `instance` has the defaults where it is given."""
+    """Yield (setting, default, description) of a dataclass and its sections; `instance` overrides defaults."""
     words, types = field_docs(cls), get_type_hints(cls)
     for field in dataclasses.fields(cls):
         name = f"{key}.{field.name}" if key else field.name
@@ -175,7 +175,7 @@ def shown(default: Any) -> str:
 
 
 def field_docs(cls: Any) -> dict[str, str]:
-    """The string under each field, also of the classes that it extends."""
+    """Return the docstring of each field, including fields of base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -189,7 +189,7 @@ def field_docs(cls: Any) -> dict[str, str]:
 
 
 def error_tree() -> Iterator[str]:
-    """Every class of rlcore.errors and rlcore.registry.errors, below the first class that it extends."""
+    """Yield every class of rlcore.errors and rlcore.registry.errors below its first base class."""
     classes = [
         value
         for module in (errors, plugin_errors)
@@ -215,4 +215,4 @@ def clean(text: str | None) -> str:
 if __name__ == "__main__":
     for target, text in ((TARGET, reference()), (CONTRACTS, contracts())):
         target.write_text(text, encoding="utf-8")
-        print(f"{target} is written")
+        print(f"wrote {target}")
