@@ -20,7 +20,7 @@ FILES = {".gitignore", "README.md", "pyproject.toml", "tests/test_contract.py"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_five_files_are_written_and_nothing_is_left_to_fill_in(tmp_path, kind):
+def test_five_files_are_written_without_placeholders(tmp_path, kind):
     folder = write(f"my-{kind}", kind, tmp_path)
 
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
@@ -40,7 +40,7 @@ def test_five_files_are_written_and_nothing_is_left_to_fill_in(tmp_path, kind):
     ("version", "wanted"),
     [("0.1.0", ">=0.1,<0.2"), ("0.12.3", ">=0.12,<0.13"), ("1.4.0", ">=1.4,<2"), ("2.0", ">=2.0,<3")],
 )
-def test_bounds_reach_to_the_next_version_that_may_break(version, wanted):
+def test_bounds_end_before_the_next_incompatible_version(version, wanted):
     assert bounds(version) == wanted
 
 
@@ -52,15 +52,15 @@ def test_the_module_is_the_package_with_underscores(package, module):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["my-reward", "--kind", "rewrad"], r"--kind rewrad: there is no template for it\. Did you mean 'reward'\?"),
+        (["my-reward", "--kind", "rewrad"], r"--kind rewrad: no template for this kind\. Did you mean 'reward'\?"),
         (["My-Reward", "--kind", "reward"], "'My-Reward' cannot be the name of a package"),
         (["1st", "--kind", "reward"], "'1st' cannot be the name"),
         (["a/b", "--kind", "reward"], "'a/b' cannot be the name"),
         (["class", "--kind", "reward"], "'class' cannot be the name"),
-        (["json", "--kind", "reward"], "there is a Python module 'json' already"),
-        (["torch", "--kind", "reward"], "there is a Python module 'torch' already"),
-        (["gsm8k", "--kind", "reward"], r"the reward 'gsm8k' is there already, from rlcore 0\."),
-        (["there", "--kind", "reward"], "there is there already, and nothing is overwritten"),
+        (["json", "--kind", "reward"], "a Python module 'json' already exists"),
+        (["torch", "--kind", "reward"], "a Python module 'torch' already exists"),
+        (["gsm8k", "--kind", "reward"], r"rlcore 0\.[\d.]+ already provides the reward 'gsm8k'"),
+        (["there", "--kind", "reward"], "there already exists and is not overwritten"),
         (["fresh", "--kind", "reward", "--dir", "there/file"], "cannot be written: Not a directory"),
     ],
 )
@@ -87,7 +87,7 @@ def test_the_next_commands_are_printed(tmp_path, capsys):
     ]
 
 
-# The whole walk. An environment of its own sees the packages of this one, and pip installs into it alone.
+# End-to-end tests. A new virtual environment sees the packages of this one; pip installs only into the new one.
 
 
 def run(*command, cwd=None):
@@ -100,7 +100,7 @@ def run(*command, cwd=None):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a plugin of each kind, installed with `pip install -e` into the environment `venv`."""
+    """Directory with a plugin of each kind, installed with `pip install -e` into the virtual environment `venv`."""
     folder = tmp_path_factory.mktemp("walk")
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
     python = folder / "venv" / "bin" / "python"
