@@ -1,4 +1,4 @@
-"""One thread, no network, small models that vLLM's CPU kernels take, and both of vLLM's schedulers."""
+"""Fixtures: one thread, no network, small models that vLLM's CPU kernels support, and both of vLLM's schedulers."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ sys.path.append(_PLUGIN)
 # Servers and Ray's workers inherit this one.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _PLUGIN)))
 SCHEDULING = "RLCORE_TEST_ASYNC_SCHEDULING"
-"""Environment variable; with 1, engines schedule asynchronously, as on a GPU. See async_scheduling/."""
+"""Environment variable; set to 1, engines schedule asynchronously, as on a GPU. See async_scheduling/."""
 
 
 def pytest_configure(config):
@@ -51,7 +51,7 @@ def small_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def story_model(each_assets, tmp_path_factory):  # noqa: F811
-    """A trained model in a form that vLLM's CPU attention takes."""
+    """A trained model in a form that vLLM's CPU attention supports."""
     from models import save_widened_story
 
     return save_widened_story(each_assets / "models" / "stories260k", tmp_path_factory.mktemp("story"))
@@ -76,7 +76,7 @@ async def collect(engine, requests):
 
 
 async def interrupted(engine, asked, new_weights):
-    """Samples by request id; new weights come as version 7 when some tokens are drawn."""
+    """Return samples by request id; new weights arrive as version 7 after some tokens have been sampled."""
     task = asyncio.create_task(collect(engine, asked))
     for _ in range(20):
         await asyncio.sleep(0)
@@ -85,7 +85,7 @@ async def interrupted(engine, asked, new_weights):
 
 
 def run(engine, requests):
-    """Samples by request id."""
+    """Return samples by request id."""
     return asyncio.run(asyncio.wait_for(collect(engine, requests), HANG_S))
 
 

@@ -1,4 +1,4 @@
-"""Models that vLLM's CPU attention takes: heads of at least 32 dimensions."""
+"""Models that vLLM's CPU attention supports: heads of at least 32 dimensions."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _VOCAB = 64
 
 
 def save_tiny(family, directory, tokenizer, seed=0, tied=None):
-    """A random model of a family, with the tokenizer of another; its weights are large, so that greedy choices are clear."""
+    """Save a random model of a family with an existing tokenizer. Large weights make greedy choices unambiguous."""
     import transformers
 
     options = {
@@ -41,7 +41,7 @@ def save_tiny(family, directory, tokenizer, seed=0, tied=None):
 
 
 def flattened(path):
-    """The model with all logits halved; keys and values are the same, so it can go on with those of the original."""
+    """Return the model with all logits halved. Its KV cache is unchanged, so it can continue with the original's."""
     model = load_model(path).requires_grad_(False)
     model.model.norm.weight.mul_(0.5)
     return model
@@ -49,18 +49,18 @@ def flattened(path):
 
 @torch.no_grad()
 def teacher_forced(model, prompt, sample):
-    """Log-probs [T] that a model gives the tokens of a sample."""
+    """Return the log-probs [T] of a sample's tokens under a model."""
     ids = torch.tensor([[*prompt, *sample.token_ids]])
     scores = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return scores.gather(1, ids[0, len(prompt) :, None]).squeeze(1).tolist()
 
 
 def save_widened_story(source, directory):
-    """The story model with heads of 32 dimensions instead of 8, computing the same.
+    """Save the story model with heads of 32 dimensions instead of 8, computing the same function.
 
-    Dimension i of 8 turns by theta^(-2i/8), as dimension 4i of 32 does: the first half of a head goes to places
-    0, 4, 8, 12, the second half to 16, 20, 24, 28, zeros between. Scores are divided by sqrt(32) instead of sqrt(8), so
-    queries are doubled.
+    Dimension i of 8 rotates by theta^(-2i/8), as dimension 4i of 32 does: the first half of a head goes to positions
+    0, 4, 8, 12, the second half to 16, 20, 24, 28, with zeros between. Attention scores are divided by sqrt(32) instead of
+    sqrt(8), so queries are doubled.
     """
     model = load_model(str(source))
     config = model.config

@@ -1,4 +1,4 @@
-"""One rank of an engine as a process: `rank.py RANK WORLD TENSOR_PARALLEL MODEL DIRECTORY`; writes what it drew."""
+"""One rank of an engine as a process: `rank.py RANK WORLD TENSOR_PARALLEL MODEL DIRECTORY`. Writes its samples."""
 
 import asyncio
 import json
@@ -30,18 +30,18 @@ def main(rank, world_size, tensor_parallel, model, directory):
         model=ModelConfig(path=model),
         context=RolloutContext(rank=rank, world_size=world_size),
     )
-    drawn = [tokens(run(engine, requests_of(PROMPTS)))]
-    drawn.append({k: list(s.log_probs) for k, s in run(engine, requests_of(PROMPTS, temperature=1.0)).items()})
+    sampled = [tokens(run(engine, requests_of(PROMPTS)))]
+    sampled.append({k: list(s.log_probs) for k, s in run(engine, requests_of(PROMPTS, temperature=1.0)).items()})
     engine.load_weights(iter(changed_weights(model, 1.3)), 1)
-    drawn.append(tokens(run(engine, requests_of(PROMPTS))))
+    sampled.append(tokens(run(engine, requests_of(PROMPTS))))
     asked = requests_of(PROMPTS, temperature=1.0, max_response_tokens=60)
-    drawn.append(tokens(run(engine, asked)))
+    sampled.append(tokens(run(engine, asked)))
     updated = asyncio.run(interrupted(engine, asked, changed_weights(model, 1.3)))
-    drawn.append(tokens(updated))
+    sampled.append(tokens(updated))
     engine.close()
-    assert dist.is_initialized(), "the group of the pool is not the engine's to end"
+    assert dist.is_initialized(), "the engine must not destroy the pool's process group"
     versions = [list(updated[i].token_versions) for i in sorted(updated)]
-    facts = {"drawn": drawn, "versions": versions, "mesh": asdict(engine.mesh)}
+    facts = {"sampled": sampled, "versions": versions, "mesh": asdict(engine.mesh)}
     (Path(directory) / f"{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
 

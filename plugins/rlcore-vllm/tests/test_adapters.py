@@ -1,4 +1,4 @@
-"""Adapters alone: the engine draws what the merged model draws, and refuses what does not fit."""
+"""Adapter-only updates: the engine generates the same as the merged model and refuses factors that do not fit."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ PROMPTS = [[5, 9, 11], [3], list(range(4, 44)), list(range(4, 44))]
 
 
 def factors_of(path, rank, seed, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")):
-    """Random factors, B already scaled, under the names that a backend sends."""
+    """Return random factors, B already scaled, under the names that a backend sends."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, matrix in load_model(path).named_parameters():
@@ -33,7 +33,7 @@ def merged(path, factors):
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
-def test_greedy_responses_are_those_of_the_merged_model_before_and_after_each_update(family, small_model, tmp_path):
+def test_greedy_responses_equal_those_of_the_merged_model_before_and_after_each_update(family, small_model, tmp_path):
     path = save_tiny(family, tmp_path, small_model)
     mine, reference = make_vllm(path, lora_rank=6), make_hf(path)
     try:
@@ -49,7 +49,7 @@ def test_greedy_responses_are_those_of_the_merged_model_before_and_after_each_up
                 assert list(found[request_id].log_probs) == pytest.approx(list(sample.log_probs), abs=2e-4)
                 assert found[request_id].policy_version == version
             seen.append(tokens(found))
-        assert seen[0] != seen[1] != seen[2], "the adapters must change the responses, or the test shows nothing"
+        assert seen[0] != seen[1] != seen[2], "the adapters must change the responses for the test to be meaningful"
     finally:
         mine.close()
 
@@ -65,17 +65,17 @@ def without(factors, ending):
     return {name: tensor for name, tensor in factors.items() if not name.endswith(ending)}
 
 
-def test_factors_that_do_not_fit_are_refused_and_nothing_is_drawn_until_whole_ones_come(engine, small_model):
+def test_factors_that_do_not_fit_are_refused_until_a_complete_update_arrives(engine, small_model):
     whole = factors_of(small_model, 4, seed=1)
     engine.load_weights(iter(whole.items()), 1)
     first = next(name for name in whole if ".lora_A." in name)
     last = list(whole)[-1]
     bad = {
-        "did not come whole": without(whole, last),
-        "is no adapter": {"model.norm.weight": torch.zeros(64)},
+        "are incomplete": without(whole, last),
+        "is not a LoRA factor": {"model.norm.weight": torch.zeros(64)},
         r"has rank 6\nType  rollout.lora_rank=6": factors_of(small_model, 6, seed=1),
         "does not fit": {**whole, first: torch.zeros(4, 3)},
-        "did not come whole: .*mlp.down_proj": without(
+        "are incomplete: .*mlp.down_proj": without(
             without(whole, "down_proj.lora_A.weight"), "down_proj.lora_B.weight"
         ),
     }
@@ -89,19 +89,19 @@ def test_factors_that_do_not_fit_are_refused_and_nothing_is_drawn_until_whole_on
     assert run(engine, requests_of([[5]]))[0].policy_version == 3
 
 
-def test_matrices_that_vllm_cannot_adapt_are_refused_with_another_way(engine, small_model):
+def test_matrices_that_vllm_cannot_adapt_are_refused_and_merged_weights_suggested(engine, small_model):
     factors = factors_of(small_model, 4, seed=1) | factors_of(small_model, 4, seed=1, targets=("embed_tokens",))
     with pytest.raises(ModelError, match=r"backend\.lora_sync=merged"):
         engine.load_weights(iter(factors.items()), 4)
 
 
-def test_a_whole_model_for_an_engine_of_adapters_and_the_other_way_round(engine, small_model):
+def test_full_models_and_adapters_are_refused_by_an_engine_for_the_other(engine, small_model):
     with pytest.raises(ModelError, match=r"backend\.lora_sync=adapters"):
         engine.load_weights(iter(load_model(small_model).named_parameters()), 1)
     with pytest.raises(ModelError, match="adapters merged"):
         make_hf(small_model).load_weights(iter(factors_of(small_model, 4, seed=1).items()), 1)
 
 
-def test_servers_get_whole_models(small_model):
+def test_adapters_are_refused_with_servers(small_model):
     with pytest.raises(ConfigError, match=r"rollout\.url"):
         make_vllm(small_model, lora_rank=4, url="http://localhost:1")

@@ -1,4 +1,4 @@
-"""What can be wrong before an engine runs, and the line to type for it."""
+"""Errors that are reported before an engine runs."""
 
 import re
 
@@ -27,7 +27,7 @@ from rlcore.protocols.rollout import RolloutContext
         ({"url": "http://a:1"}, 1000, 0),
     ],
 )
-def test_memory_of_an_engine_is_what_its_settings_give_it(setting, device, taken):
+def test_engine_memory_follows_the_settings(setting, device, taken):
     assert VLLMRollout.engine_bytes(VLLMConfig(**setting), 10, 20, device=device) == taken
 
 
@@ -39,7 +39,7 @@ def test_memory_of_an_engine_is_what_its_settings_give_it(setting, device, taken
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: expected a number between 0 and 1, got 1.5"),
         (
             {"url": "http://a:1", "tensor_parallel": 2},
-            "tensor_parallel: expected 1 with rollout.url, as a server has its",
+            "tensor_parallel: expected 1 with rollout.url, because it is set when the server starts, got 2",
         ),
         ({"url": "http://a:1", "engine_options": {"x": 1}}, "engine_options: expected {} with rollout.url"),
         ({"url": "localhost:8000"}, "url: expected an address such as http://host:8000, got 'localhost:8000'"),
@@ -60,7 +60,7 @@ def test_an_engine_option_that_rlcore_sets_is_refused(name, advice):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_all_that_must_not_be_given_is_refused(small_model, device):
+def test_every_engine_option_that_rlcore_sets_is_in_the_refused_ones(small_model, device):
     config, context = VLLMConfig(lora_rank=4, kv_cache_gb=1), RolloutContext(device=device, world_size=2)
     set_here = engine_options(config, ModelConfig(path=small_model, precision="bfloat16"), context).keys()
     free = {"disable_log_stats", "use_tqdm_on_load", "disable_custom_all_reduce"}
@@ -69,24 +69,24 @@ def test_all_that_must_not_be_given_is_refused(small_model, device):
 
 
 def test_an_engine_option_reaches_vllm(small_model):
-    config = VLLMConfig(engine_options={"attention_backend": "no such one"})
+    config = VLLMConfig(engine_options={"attention_backend": "no such backend"})
     with pytest.raises(ModelError, match="vLLM cannot serve"):
         VLLMRollout(config, model=ModelConfig(path=small_model), context=RolloutContext())
 
 
-def test_an_environment_that_would_make_another_engine_is_refused(monkeypatch):
+def test_an_environment_variable_that_changes_the_engine_is_refused(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(ConfigError, match=r"VLLM_USE_V2_MODEL_RUNNER=1: .*\nType  unset VLLM_USE_V2_MODEL_RUNNER"):
         host.set_environment("cpu")
 
 
-def test_a_model_that_vllm_cannot_run_is_named_with_another_engine(assets):
+def test_a_model_that_vllm_cannot_run_is_refused_and_another_engine_suggested(assets):
     path = assets / "models" / "stories260k"
     with pytest.raises(ModelError, match=rf"vLLM cannot serve model.path={path}: .*\n.*rollout=hf"):
         make_vllm(str(path))  # heads of 8 dimensions
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path):
+def test_a_missing_model_directory_is_refused(tmp_path):
     with pytest.raises(ModelError, match="there is no such directory"):
         make_vllm(str(tmp_path / "nothing"))
 
@@ -106,7 +106,7 @@ def test_tensor_parallelism_must_divide_the_ranks_and_the_heads(small_model):
         )
 
 
-def test_ranks_of_one_engine_share_rows_and_the_first_returns_them():
+def test_ranks_of_one_engine_share_rows_and_only_the_first_returns_samples():
     places = [_mesh(VLLMConfig(tensor_parallel=2), RolloutContext(rank=rank, world_size=4)) for rank in range(4)]
     assert [(place.dp_rank, place.dp_size, place.returns) for place in places] == [
         (0, 2, True),
@@ -116,7 +116,7 @@ def test_ranks_of_one_engine_share_rows_and_the_first_returns_them():
     ]
 
 
-def test_each_rank_has_a_server_of_its_own_whatever_the_server_has():
+def test_each_rank_has_its_own_server_whatever_tensor_parallel_is():
     config = VLLMConfig(url="http://a:1,http://b:2")
     object.__setattr__(config, "tensor_parallel", 2)
     places = [_mesh(config, RolloutContext(rank=rank, world_size=2)) for rank in range(2)]
@@ -131,20 +131,20 @@ def test_each_rank_has_a_server_of_its_own_whatever_the_server_has():
         ("no such architecture", "rollout=hf"),
     ],
 )
-def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(text, advice):
-    said = _advice(RuntimeError(text), VLLMConfig())
-    assert advice in said and ("rollout=hf" in said) == (advice == "rollout=hf")
+def test_a_start_that_runs_out_of_memory_suggests_another_memory_setting(text, advice):
+    suggested = _advice(RuntimeError(text), VLLMConfig())
+    assert advice in suggested and ("rollout=hf" in suggested) == (advice == "rollout=hf")
 
 
-def test_a_response_that_was_aborted_before_its_first_token_is_a_sample():
+def test_a_response_aborted_before_its_first_token_becomes_an_empty_sample():
     request = requests_of([[3]])[0]
     found = sample(request, [], [], "abort", (), 5)
     assert (found.policy_version, found.finish_reason, list(found.token_ids)) == (5, "abort", [])
 
 
-def test_memory_too_small_for_one_sequence_is_refused_with_the_arithmetic(small_model, tmp_path):
-    # 2 layers × 2 (keys, values) × 1 head × 32 dimensions × 4 bytes = 512 bytes a token; a sequence of 128 tokens and
-    # two blocks of 128 are 384 tokens, 196608 bytes. 0.0001 GB are 107374 bytes: 209 tokens, less two blocks.
+def test_a_cache_too_small_for_one_sequence_is_refused_with_the_calculation(small_model, tmp_path):
+    # 2 layers × 2 (keys, values) × 1 head × 32 dimensions × 4 bytes = 512 bytes per token; a sequence of 128 tokens and
+    # two blocks of 128 make 384 tokens, 196608 bytes. 0.0001 GB is 107374 bytes: 209 tokens, minus two blocks.
     model = ModelConfig(path=save_tiny("Llama", tmp_path, small_model))
     assert cache_bytes(VLLMConfig(max_batch_size=3), model) == 3 * 196608
     assert cache_bytes(VLLMConfig(kv_cache_gb=0.5), model) == 2**29
@@ -163,23 +163,23 @@ def plant(directory, name, version):
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def test_another_version_of_vllm_is_refused_with_the_line_to_type(tmp_path, monkeypatch):
+def test_an_unsupported_version_of_vllm_is_refused_with_the_command_to_type(tmp_path, monkeypatch):
     plant(tmp_path, "vllm", "0.99.0")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        install.VLLMMissing, match=r"written for vllm<0.33,>=0.32, and vllm 0.99.0 is installed\n.*pip install"
+        install.VLLMMissing, match=r"requires vllm<0.33,>=0.32, but vllm 0.99.0 is installed\n.*pip install"
     ):
         install.check_installed()
 
 
-def test_either_distribution_of_vllm_will_do(tmp_path, monkeypatch):
+def test_either_distribution_of_vllm_is_accepted(tmp_path, monkeypatch):
     assert install.check_installed().startswith("0.32")
     plant(tmp_path, "vllm", "0.32.7")
     monkeypatch.syspath_prepend(tmp_path)
     assert install.check_installed() == "0.32.7"
 
 
-def test_without_vllm_the_line_to_type_is_told(monkeypatch):
+def test_missing_vllm_is_reported_with_the_command_to_type(monkeypatch):
     monkeypatch.setattr(install, "_DISTRIBUTIONS", ("no-such-distribution",))
     with pytest.raises(
         install.VLLMMissing, match=r'not installed in this environment\nType  pip install "vllm<0.33,>=0.32"'

@@ -1,4 +1,4 @@
-"""The contract of an engine, on the real one in this process."""
+"""The engine contract, tested on the in-process engine."""
 
 import pytest
 from rlcore_vllm import VLLMConfig, VLLMRollout

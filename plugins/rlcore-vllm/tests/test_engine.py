@@ -1,4 +1,4 @@
-"""The engine in this process: new weights while it generates, calls that overlap, and what it leaves of the process."""
+"""In-process engine: new weights while it generates, overlapping calls, and restored process state."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ def changed(path):
     return model
 
 
-def test_a_response_goes_on_under_new_weights_and_says_which_token_is_whose(engine, model, tmp_path):
+def test_a_response_continues_under_new_weights_with_the_version_of_each_token(engine, model, tmp_path):
     asked = requests_of([PROMPT], max_response_tokens=60)
     old = run(engine, asked)[0].token_ids
     new_model = changed(model)
@@ -58,13 +58,13 @@ def test_a_response_goes_on_under_new_weights_and_says_which_token_is_whose(engi
     rest = run(make_hf(str(tmp_path)), requests_of([[*PROMPT, *sample.token_ids[:cut]]], max_response_tokens=60 - cut))[
         0
     ]
-    assert list(sample.token_ids[cut:]) == list(rest.token_ids), "keys and values of the old weights were used"
+    assert list(sample.token_ids[cut:]) == list(rest.token_ids), "the KV cache of the old weights was used"
     assert list(sample.log_probs[cut:]) == pytest.approx(list(rest.log_probs), abs=2e-4)
 
 
 @torch.no_grad()
 def continued(old, new, ids, num_more):
-    """(tokens, log-probs) that `new` draws greedily on top of keys and values that `old` left for all ids but the last."""
+    """Return (tokens, log-probs) that `new` generates greedily from the KV cache that `old` computed for all ids but one."""
     cache = old(torch.tensor([ids[:-1]]), use_cache=True).past_key_values
     tokens, log_probs = [ids[-1]], []
     for _ in range(num_more):
@@ -74,7 +74,7 @@ def continued(old, new, ids, num_more):
     return tokens[1:], log_probs
 
 
-def test_in_place_a_response_goes_on_with_the_keys_and_values_that_it_has(model):
+def test_an_in_place_response_continues_with_its_existing_cache(model):
     engine, new_model = make_vllm(model, pause="in_place"), changed(model)
     asked = requests_of([PROMPT], max_response_tokens=60)
 
@@ -90,14 +90,16 @@ def test_in_place_a_response_goes_on_with_the_keys_and_values_that_it_has(model)
     tokens, log_probs = continued(load_model(model), new_model, begun, 60 - cut)
     assert list(sample.token_ids[cut:]) == tokens
     assert list(sample.log_probs[cut:]) == pytest.approx(log_probs, abs=2e-4)
-    anew, other = continued(new_model, new_model, begun, 60 - cut)
-    assert (tokens, log_probs) != (anew, pytest.approx(other, abs=2e-3)), "the models are too alike to tell"
-    assert list(again.token_ids) == list(fresh.token_ids), "old keys and values were found by a later request"
+    recomputed, other = continued(new_model, new_model, begun, 60 - cut)
+    assert (tokens, log_probs) != (recomputed, pytest.approx(other, abs=2e-3)), (
+        "the models are too similar for this test"
+    )
+    assert list(again.token_ids) == list(fresh.token_ids), "a later request found the old KV cache"
     assert list(again.log_probs) == pytest.approx(list(fresh.log_probs), abs=1e-5)
 
 
 def sampled(engine, num_tokens):
-    """(request, its sample): a response of at least so many tokens, drawn at temperature 1."""
+    """Return (request, sample) of a response with at least `num_tokens` tokens at temperature 1."""
     for seed in range(50):
         asked = requests_of([PROMPT], seed=seed, temperature=1.0, max_response_tokens=60)
         sample = run(engine, asked)[0]
@@ -106,13 +108,13 @@ def sampled(engine, num_tokens):
     raise AssertionError("the model ends every response early")
 
 
-def test_the_engine_schedules_as_asked(engine, scheduling):
+def test_the_engine_uses_the_requested_scheduler(engine, scheduling):
     config = engine._engine._engine.vllm_config.scheduler_config
     assert config.async_scheduling == (scheduling == "async")
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place"])
-def test_an_update_changes_no_seeded_response_if_the_weights_are_the_same(model, pause):
+def test_an_update_with_the_same_weights_changes_no_seeded_response(model, pause):
     engine = make_vllm(model, pause=pause)
     try:
         asked, undisturbed = sampled(engine, 40)
@@ -126,7 +128,7 @@ def test_an_update_changes_no_seeded_response_if_the_weights_are_the_same(model,
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place"])
-def test_every_token_of_a_response_is_labelled_with_the_weights_that_drew_it(model, pause):
+def test_every_token_has_the_version_of_the_weights_that_sampled_it(model, pause):
     engine, flatter = make_vllm(model, pause=pause), flattened(model)
     try:
         asked, _ = sampled(engine, 40)
@@ -140,7 +142,7 @@ def test_every_token_of_a_response_is_labelled_with_the_weights_that_drew_it(mod
     assert list(sample.log_probs) == pytest.approx(of_its_version, abs=2e-4)
 
 
-def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhile(engine, model):
+def test_a_paused_response_continues_under_weights_loaded_meanwhile(engine, model):
     asked = requests_of([PROMPT], max_response_tokens=60)
 
     async def generate():
@@ -154,7 +156,7 @@ def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhi
             action()
         engine.load_weights(iter(weights(model)), 7)
         await asyncio.sleep(0.5)
-        assert not task.done(), "it must not go on before it may"
+        assert not task.done(), "it must not continue before resume()"
         for action in (engine.resume, engine.resume):
             action()
         return await asyncio.wait_for(task, HANG_S)
@@ -163,12 +165,12 @@ def test_a_paused_response_waits_and_goes_on_under_the_weights_that_came_meanwhi
 
     assert list(sample.token_ids) == list(run(engine, asked)[0].token_ids), "the weights were the same"
     cut = list(sample.token_versions).count(0)
-    assert 0 < cut < len(sample.token_ids), "the end came before the pause"
+    assert 0 < cut < len(sample.token_ids), "the response ended before the pause"
     assert list(sample.token_versions) == [0] * cut + [7] * (len(sample.token_ids) - cut)
 
 
 @pytest.mark.parametrize(("num_whole", "text"), [(-1, "did not come"), (None, "out of luck")])
-def test_half_an_update_in_the_middle_of_a_response_ends_it(engine, model, num_whole, text):
+def test_an_incomplete_update_in_the_middle_of_a_response_ends_it(engine, model, num_whole, text):
     def half():
         yield from weights(model)[:num_whole]
         if num_whole is None:
@@ -188,7 +190,7 @@ def test_half_an_update_in_the_middle_of_a_response_ends_it(engine, model, num_w
     assert engine._engine._engine.get_num_unfinished_requests() == 0
 
 
-def test_half_an_update_between_two_samples_that_were_finished_together_keeps_the_second(engine, model):
+def test_an_incomplete_update_between_two_samples_of_one_step_withholds_the_second(engine, model):
     async def generate():
         stream = engine.generate(requests_of([PROMPT, PROMPT], max_response_tokens=4))
         await anext(stream)
@@ -201,7 +203,7 @@ def test_half_an_update_between_two_samples_that_were_finished_together_keeps_th
 
 
 @pytest.mark.parametrize(("action", "text"), [("sleep", "sleeps"), ("close", "is closed")])
-def test_an_engine_that_sleeps_or_is_closed_in_the_middle_of_a_response_ends_it(model, action, text):
+def test_sleep_or_close_in_the_middle_of_a_response_ends_it(model, action, text):
     engine = make_vllm(model)
 
     async def generate():
@@ -218,7 +220,7 @@ def test_an_engine_that_sleeps_or_is_closed_in_the_middle_of_a_response_ends_it(
         engine.close()
 
 
-def test_an_engine_that_slept_and_woke_in_the_middle_of_a_response_ends_it(model):
+def test_sleep_and_wake_in_the_middle_of_a_response_ends_it(model):
     engine = make_vllm(model)
 
     async def generate():
@@ -227,7 +229,7 @@ def test_an_engine_that_slept_and_woke_in_the_middle_of_a_response_ends_it(model
             await asyncio.sleep(0)
         engine.sleep()
         engine.wake()
-        with pytest.raises(InfrastructureError, match="slept in the middle of request 0\nGenerate it again"):
+        with pytest.raises(InfrastructureError, match="put to sleep in the middle of request 0\nGenerate it again"):
             await first
 
     try:
@@ -236,7 +238,7 @@ def test_an_engine_that_slept_and_woke_in_the_middle_of_a_response_ends_it(model
         engine.close()
 
 
-def test_a_request_that_vllm_refuses_leaves_none_of_its_call_in_the_engine(engine, monkeypatch):
+def test_a_request_that_vllm_refuses_removes_its_whole_call_from_the_engine(engine, monkeypatch):
     own, added = engine._engine._engine.add_request, []
 
     def add(name, *arguments, **options):
@@ -253,12 +255,12 @@ def test_a_request_that_vllm_refuses_leaves_none_of_its_call_in_the_engine(engin
     assert not engine._engine._outboxes
 
 
-def test_weights_that_vllms_loader_leaves_out_are_missed(engine, model):
-    with pytest.raises(ModelError, match=r"loader left \d+ parameters as they were, the first is 'lm_head.weight'"):
+def test_weights_that_vllms_loader_skips_are_reported(engine, model):
+    with pytest.raises(ModelError, match=r"loader did not update \d+ parameters; the first is 'lm_head.weight'"):
         engine._engine.load(iter(weights(model)[:3]), 7)
 
 
-def test_calls_that_overlap_get_their_own_samples(engine):
+def test_overlapping_calls_get_their_own_samples(engine):
     first, second = requests_of([[3, 4]], max_response_tokens=30), requests_of([[9, 8], [5]], max_response_tokens=10)
 
     async def both():
@@ -272,7 +274,7 @@ def test_calls_that_overlap_get_their_own_samples(engine):
     assert [tokens(part) for part in found] == [tokens(run(engine, first)), tokens(run(engine, second))]
 
 
-def test_samples_come_as_they_finish(engine):
+def test_samples_are_yielded_as_they_finish(engine):
     short, long = requests_of([[3]], max_response_tokens=2)[0], requests_of([[3], [3]], max_response_tokens=40)[1]
 
     async def lengths():
@@ -282,7 +284,7 @@ def test_samples_come_as_they_finish(engine):
     assert first == 2 < second
 
 
-def test_closing_the_iterator_leaves_nothing_in_the_engine(engine):
+def test_closing_the_iterator_leaves_no_request_in_the_engine(engine):
     async def first_only():
         stream = engine.generate(requests_of([[3], [4], [5]], temperature=1.0, max_response_tokens=90))
         await anext(stream)
@@ -294,7 +296,7 @@ def test_closing_the_iterator_leaves_nothing_in_the_engine(engine):
     assert not engine._engine._outboxes
 
 
-def test_a_lender_may_use_its_memory_again_for_the_next_weight(engine, model):
+def test_the_sender_may_reuse_its_memory_for_the_next_weight(engine, model):
     asked = requests_of([PROMPT, [3]])
     wanted = run(engine, asked)
     pairs = weights(model)
@@ -318,8 +320,8 @@ def test_more_requests_than_fit_at_once_get_the_same_samples(engine, model):
         narrow.close()
 
 
-def test_a_prompt_that_waits_for_room_does_not_disturb_seeds(model):
-    """Prompts of 100 tokens and 4096 tokens in one step: the forty-first would be read in part, if that were allowed."""
+def test_a_prompt_that_waits_for_a_free_slot_does_not_disturb_seeds(model):
+    """Use prompts of 100 tokens with 4096 tokens per step: chunked prefill would split the forty-first."""
     engine = make_vllm(model, max_batch_size=64, prefix_caching=False)
     try:
         prompts = [[3 + (i + j) % 60 for j in range(100)] for i in range(50)]
@@ -330,7 +332,7 @@ def test_a_prompt_that_waits_for_room_does_not_disturb_seeds(model):
         engine.close()
 
 
-def test_logits_that_are_not_finite_are_an_error_and_no_sample(engine, model):
+def test_logits_that_are_not_finite_raise_an_error(engine, model):
     poisoned = [(name, tensor * float("nan")) for name, tensor in weights(model)]
     engine.load_weights(iter(poisoned), 1)
 
@@ -338,7 +340,7 @@ def test_logits_that_are_not_finite_are_an_error_and_no_sample(engine, model):
         run(engine, requests_of([[3, 4]]))
 
 
-def test_a_sleeping_or_closed_engine_says_what_to_do(model):
+def test_a_sleeping_or_closed_engine_refuses_with_advice(model):
     engine = make_vllm(model)
     engine.sleep()
     with pytest.raises(InfrastructureError, match=r"sleeps\nCall wake"):
@@ -348,7 +350,7 @@ def test_a_sleeping_or_closed_engine_says_what_to_do(model):
         run(engine, requests_of([[3]]))
 
 
-def test_an_engine_leaves_the_process_as_it_found_it(model):
+def test_an_engine_restores_the_process_state(model):
     torch.manual_seed(5)
     random.seed(5)
     wanted = torch.rand(3), random.random()

@@ -1,4 +1,4 @@
-"""vLLM draws what the reference engine draws, before and after new weights."""
+"""vLLM generates the same as the reference engine, before and after new weights."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from models import save_tiny
 from rlcore.models.load import load_model, load_tokenizer
 
 PROMPTS = [[5, 9, 11], [3], list(range(4, 44)), [7, 7, 7, 7, 7, 8], list(range(4, 44))]
-"""Of several lengths; the long one twice, so that a cached prefix is used."""
+"""Prompts of several lengths; the long one appears twice, so that a cached prefix is used."""
 
 
 def changed_weights(path, scale):
@@ -20,7 +20,7 @@ def changed_weights(path, scale):
 
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied head"])
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Qwen3Moe"])
-def test_greedy_responses_are_those_of_hf_before_and_after_new_weights(family, tied, small_model, tmp_path):
+def test_greedy_responses_equal_those_of_hf_before_and_after_new_weights(family, tied, small_model, tmp_path):
     path = save_tiny(family, tmp_path, small_model, tied=tied)
     mine, reference = make_vllm(path), make_hf(path)
     try:
@@ -38,12 +38,12 @@ def test_greedy_responses_are_those_of_hf_before_and_after_new_weights(family, t
                     version,
                 )
             seen.append(tokens(found))
-        assert seen[0] != seen[1] != seen[2], "the weights must change the responses, or the test shows nothing"
+        assert seen[0] != seen[1] != seen[2], "the weights must change the responses for the test to be meaningful"
     finally:
         mine.close()
 
 
-def test_the_story_model_tells_the_same_story(story_model):
+def test_the_story_model_generates_the_same_story_as_with_hf(story_model):
     tokenizer = load_tokenizer(story_model)
     prompts = [tokenizer(text).input_ids for text in ("Once upon a time", "Lily and Tom", "The dog")]
     mine = make_vllm(story_model)
@@ -61,7 +61,7 @@ def test_the_story_model_tells_the_same_story(story_model):
         mine.close()
 
 
-def test_bfloat16_log_probs_stay_within_a_twentieth_of_float32(story_model):
+def test_bfloat16_log_probs_are_close_to_those_of_float32(story_model):
     mine = make_vllm(story_model, precision="bfloat16")
     try:
         prompt = load_tokenizer(story_model)("Once upon a time").input_ids

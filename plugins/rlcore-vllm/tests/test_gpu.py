@@ -1,4 +1,4 @@
-"""What needs CUDA devices: the contract there, memory that is given back, CUDA graphs under new weights, a run by turns."""
+"""Tests that need a GPU: the contract, freed memory, CUDA graphs under new weights, and runs with device sharing."""
 
 import json
 
@@ -17,7 +17,7 @@ from rlcore.testing import ModelRolloutContract
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not NUM_GPUS, reason="no CUDA device")]
 SHARE = 0.3
-"""Of a device, so that the engines of two tests and a trainer find room."""
+"""Fraction of a device, so that the engines of two tests and a trainer fit."""
 RUN = ["model.path=quickstart:model", "data.train=quickstart:train", "reward=sorted_digits", "trackers=jsonl"]
 RUN += ["trainer.steps=3", "trainer.prompts_per_step=16", "sampling.samples_per_prompt=4", "run.name=run"]
 RUN += ["sampling.max_response_tokens=8", "rollout=vllm", f"rollout.gpu_memory_utilization={SHARE}"]
@@ -41,7 +41,7 @@ class TestOnGPU(ModelRolloutContract):
 
 
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
-def test_new_weights_are_drawn_from_eagerly_and_from_graphs(enforce_eager, small_model, tmp_path):
+def test_new_weights_are_used_eagerly_and_in_cuda_graphs(enforce_eager, small_model, tmp_path):
     path = save_tiny("Qwen3", tmp_path, small_model)
     mine, reference = on_gpu(path, enforce_eager=enforce_eager), make_hf(path)
     try:
@@ -53,7 +53,7 @@ def test_new_weights_are_drawn_from_eagerly_and_from_graphs(enforce_eager, small
         mine.close()
 
 
-def test_an_engine_that_sleeps_gives_its_memory_back_and_wakes_with_its_weights(small_model):
+def test_a_sleeping_engine_frees_its_memory_and_wakes_with_its_weights(small_model):
     engine = on_gpu(small_model)
     try:
         wanted = tokens(run(engine, requests_of(PROMPTS)))
@@ -62,16 +62,16 @@ def test_an_engine_that_sleeps_gives_its_memory_back_and_wakes_with_its_weights(
         asleep = used()
         engine.wake()
         total = torch.cuda.mem_get_info()[1]
-        assert awake - asleep > SHARE * total / 2, "keys and values are most of what it takes"
+        assert awake - asleep > SHARE * total / 2, "most of the engine's memory must be its KV cache"
         engine.load_weights(iter(changed_weights(small_model, 1.0)), 1)
-        assert awake - used() > SHARE * total / 2, "keys and values must wait for the first request"
+        assert awake - used() > SHARE * total / 2, "the KV cache must wait for the first request"
         assert tokens(run(engine, requests_of(PROMPTS))) == wanted
         assert used() == pytest.approx(awake, rel=0.1)
     finally:
         engine.close()
 
 
-def test_weights_come_from_host_memory_where_the_trainer_left_them(small_model):
+def test_weights_are_loaded_from_an_offloaded_trainer(small_model):
     engine = on_gpu(small_model)
     try:
         engine.load_weights(iter(changed_weights(small_model, 1.2)), 1)
@@ -84,7 +84,7 @@ def test_weights_come_from_host_memory_where_the_trainer_left_them(small_model):
 
 
 @pytest.mark.slow
-def test_a_run_on_one_gpu_takes_turns_by_itself(tmp_path):
+def test_a_run_on_one_gpu_shares_it_between_engine_and_trainer(tmp_path):
     train([*RUN, f"run.directory={tmp_path}", "runtime=ray"], dry_run=False)
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][1:]
     engine = SHARE * torch.cuda.mem_get_info()[1] / 2**30

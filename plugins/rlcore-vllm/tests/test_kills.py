@@ -1,5 +1,5 @@
-"""An engine in a host of Ray that is killed in each of its phases: the call that waits says so, at once; and where one of
-several engines fails while weights come, the others do not serve them."""
+"""An engine in a Ray host that is killed in each phase: the waiting call fails at once. If one of several engines fails
+during a weight update, the others do not serve the new weights."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 class Trained(Worker):
-    """Has new weights."""
+    """A worker with new weights."""
 
     def __init__(self, context, *, path):
         super().__init__(context)
@@ -47,7 +47,7 @@ class Trained(Worker):
 
 
 class Failing(RolloutWorker):
-    """A rollout worker whose rank 1 has an accident when all weights have come, until it is mended."""
+    """A rollout worker whose rank 1 fails after all weights have arrived, until it is repaired."""
 
     accident: Any = None
 
@@ -70,7 +70,7 @@ def _die():
 
 
 class Known(RolloutWorker):
-    """A rollout worker that leaves its process id before the engine is made."""
+    """A rollout worker that writes its process id before the engine is created."""
 
     def __init__(self, context, *, pid_file, **options):
         Path(pid_file).write_text(str(os.getpid()))
@@ -88,7 +88,7 @@ class Known(RolloutWorker):
 
 @pytest.fixture
 def killed(small_model, tmp_path, monkeypatch):
-    """`killed(phase)`: makes the engine, lets it do something, and kills its process meanwhile."""
+    """`killed(phase)` creates the engine, runs the phase and kills the engine's process meanwhile."""
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
     runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=HANG_S, call_timeout_s=HANG_S))
     pid_file = tmp_path / "pid"
@@ -142,7 +142,7 @@ def test_killed_engine_is_a_dead_host_before_the_deadline(killed, phase, after_s
 
 
 @pytest.mark.parametrize(("accident", "error"), [("fail", ValueError), ("die", HostDied)])
-def test_no_engine_serves_a_version_that_another_did_not_get(accident, error, small_model, monkeypatch):
+def test_no_engine_serves_a_version_that_another_engine_lacks(accident, error, small_model, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
     ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.ERROR)
     runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=HANG_S, call_timeout_s=HANG_S))
@@ -162,7 +162,7 @@ def test_no_engine_serves_a_version_that_another_did_not_get(accident, error, sm
         with pytest.raises(error):
             way.send(2)
 
-        call = Call((some_prompts(), Sampling(max_response_tokens=4), 1))  # to the engine that got them
+        call = Call((some_prompts(), Sampling(max_response_tokens=4), 1))  # to the engine that received them
         with pytest.raises(InfrastructureError, match=r"no whole set of weights: .*\nLoad them again"):
             runtime.wait([runtime.submit("main", 0, "call", "rollout", "generate", call)], "generate", HANG_S)
         if accident == "fail":

@@ -1,4 +1,4 @@
-"""Models sharded over two ranks and engines that are divided otherwise, in one pool and in two; every way of weights."""
+"""Models sharded over two ranks with engines of other sizes, in one pool and in two, with every weight-transfer method."""
 
 import json
 import logging
@@ -26,14 +26,16 @@ def cluster():
 
 
 def steps(directory, *settings):
-    address = f"runtime.address={ray.get_runtime_context().gcs_address}"  # four cores, whatever the machine has
+    address = (
+        f"runtime.address={ray.get_runtime_context().gcs_address}"  # a cluster of four cores, whatever the machine has
+    )
     train([*COMMON, address, f"run.directory={directory}", *settings], dry_run=False)
     return [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()][1:]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The same run on one rank, with the plain backend."""
+    """Metrics of the same run on one rank with the local backend."""
     return steps(tmp_path_factory.mktemp("alone"), "runtime=ray")
 
 
@@ -41,20 +43,20 @@ def alone(tmp_path_factory):
     "settings",
     [
         pytest.param(
-            [*TOGETHER, "rollout.tensor_parallel=2", "take_turns=always"], id="one pool, one engine, by turns"
+            [*TOGETHER, "rollout.tensor_parallel=2", "take_turns=always"], id="one pool, one engine, shared devices"
         ),
         pytest.param(
-            [*TOGETHER, "rollout.tensor_parallel=1", "take_turns=always"], id="one pool, two engines, by turns"
+            [*TOGETHER, "rollout.tensor_parallel=1", "take_turns=always"], id="one pool, two engines, shared devices"
         ),
         pytest.param([*APART, "rollout.tensor_parallel=2", "transfer=collective"], id="two pools, one engine"),
         pytest.param([*APART, "rollout.tensor_parallel=1", "transfer=collective"], id="two pools, two engines"),
         pytest.param([*APART, "rollout.tensor_parallel=2", "transfer=object_store"], id="two pools, through the store"),
     ],
 )
-def test_two_ranks_train_what_any_division_of_engines_draws(settings, alone, tmp_path):
+def test_two_ranks_train_the_same_with_any_division_of_engines(settings, alone, tmp_path):
     found = steps(tmp_path, *settings)
 
-    # Old weights in any part of an engine would show in the gap: every step changes log-probs by far more.
+    # Old weights in any part of an engine would show in the gap, as every step changes log-probs by far more.
     assert [step["actor/rollout_logprob_gap"] for step in found] == pytest.approx([0.0] * 3, abs=1e-5)
     for step, wanted in zip(found, alone, strict=True):
         assert step["reward/mean"] == pytest.approx(wanted["reward/mean"], abs=0.05)
@@ -66,7 +68,7 @@ def test_two_ranks_train_what_any_division_of_engines_draws(settings, alone, tmp
     "division",
     [pytest.param([*TOGETHER, "rollout.tensor_parallel=2"], id="one pool"), pytest.param(APART, id="two pools")],
 )
-def test_adapters_alone_train_as_merged_ones(division, tmp_path):
+def test_runs_with_adapter_only_updates_equal_runs_with_merged_weights(division, tmp_path):
     pytest.importorskip("peft", reason="pip install 'rlcore-fsdp[lora]'")
     lora = [*division, "backend.lora_rank=6", "backend.lora_alpha=12"]
     wanted = steps(tmp_path / "merged", *lora)

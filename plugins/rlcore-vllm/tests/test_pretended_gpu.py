@@ -1,5 +1,5 @@
-"""What is particular to GPUs, on a machine without one: vLLM's sleep allocator over memory that does not exist, and its
-defaults for a device."""
+"""GPU-specific behaviour, tested without a GPU: vLLM's sleep allocator with simulated memory, and vLLM's defaults for a
+GPU."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from rlcore.testing.rollout import weights
 
 @pytest.fixture(scope="module")
 def on_cpu(small_model):
-    """An engine. vLLM is imported with it, so the other imports are in functions."""
+    """An engine on the CPU. Its creation imports vLLM, so other vLLM imports are inside functions."""
     engine = make_vllm(small_model)
     yield engine
     engine.close()
@@ -42,7 +42,7 @@ def engine(on_cpu, mapped, monkeypatch):
     return on_cpu
 
 
-def test_new_weights_come_before_keys_and_values_take_their_memory(engine, small_model, mapped):
+def test_new_weights_are_loaded_before_the_cache_takes_its_memory(engine, small_model, mapped):
     asked, seen = requests_of([[3, 4], [5]]), []
     wanted = tokens(run(engine, asked))
 
@@ -60,7 +60,7 @@ def test_new_weights_come_before_keys_and_values_take_their_memory(engine, small
     assert mapped == {"weights", "kv_cache"}
 
 
-def test_an_engine_that_woke_and_generated_nothing_sleeps_and_wakes_again(engine, mapped):
+def test_an_engine_that_generated_nothing_after_waking_sleeps_and_wakes_again(engine, mapped):
     asked = requests_of([[3, 4], [5]])
     wanted = tokens(run(engine, asked))
 
@@ -73,7 +73,7 @@ def test_an_engine_that_woke_and_generated_nothing_sleeps_and_wakes_again(engine
     assert tokens(run(engine, asked)) == wanted
 
 
-def test_prompts_on_a_gpu_are_prefilled_in_batches_as_large_as_those_of_vllm_llm(on_cpu, small_model, monkeypatch):
+def test_prefill_batches_on_a_gpu_are_as_large_as_in_vllm_llm(on_cpu, small_model, monkeypatch):
     from vllm import EngineArgs, LLMEngine
     from vllm.platforms.cpu import CpuPlatform
     from vllm.usage.usage_lib import UsageContext

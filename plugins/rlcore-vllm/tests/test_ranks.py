@@ -1,4 +1,4 @@
-"""Two ranks: one engine that they share, or one engine each; both draw what `hf` draws."""
+"""Two ranks, as one shared engine or one engine each, sample the same as `hf`."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduling")]
 
 
 @pytest.mark.parametrize(("tensor_parallel", "places"), [(2, [(0, True), (0, False)]), (1, [(0, True), (1, True)])])
-def test_two_ranks_draw_what_hf_draws_before_and_after_new_weights(tensor_parallel, places, small_model, tmp_path):
+def test_two_ranks_sample_the_same_as_hf_before_and_after_new_weights(tensor_parallel, places, small_model, tmp_path):
     model = save_tiny("Qwen2", tmp_path, small_model)
     command = [sys.executable, str(Path(__file__).parent / "rank.py")]
     processes = [
@@ -34,11 +34,13 @@ def test_two_ranks_draw_what_hf_draws_before_and_after_new_weights(tensor_parall
     reference.load_weights(iter(changed_weights(model, 1.3)), 1)
     wanted.append(tokens(run(reference, requests_of(PROMPTS))))
     for rank, place in zip(ranks, places):
-        greedy = [{int(name): ids for name, ids in part.items()} for part in (rank["drawn"][0], rank["drawn"][2])]
+        greedy = [{int(name): ids for name, ids in part.items()} for part in (rank["sampled"][0], rank["sampled"][2])]
         assert greedy == wanted
         assert (rank["mesh"]["dp_rank"], rank["mesh"]["returns"]) == place
-    assert ranks[0]["drawn"][1] == ranks[1]["drawn"][1], "ranks of one engine must draw in step"
+    assert ranks[0]["sampled"][1] == ranks[1]["sampled"][1], "ranks of one engine must sample the same"
     for rank in ranks:
-        assert rank["drawn"][4] == rank["drawn"][3], "the same weights in the middle of responses change nothing"
+        assert rank["sampled"][4] == rank["sampled"][3], (
+            "the same weights must change nothing in the middle of responses"
+        )
         assert any(len(set(versions)) == 2 for versions in rank["versions"]), "no response was in flight"
     assert ranks[0]["versions"] == ranks[1]["versions"]

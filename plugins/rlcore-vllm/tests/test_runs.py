@@ -1,4 +1,4 @@
-"""Whole runs with `rollout=vllm`, as a user starts them."""
+"""Complete runs with `rollout=vllm`, started as a user would."""
 
 import json
 import os
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def train(directory, *settings):
-    """The metrics of each step, and what was printed."""
+    """Run a training and return the metrics of each step and the printed text."""
     command = [sys.executable, "-m", "rlcore", "train", "rollout=vllm", f"run.directory={directory}", "run.name=run"]
     done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=HANG_S, env={**os.environ})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -33,7 +33,7 @@ def test_the_quickstart_learns(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("placement", ["colocated", "split"])
-def test_runs_on_ray_give_the_samples_of_a_run_in_one_process(algorithm, placement, tmp_path):
+def test_runs_on_ray_give_the_same_samples_as_a_run_in_one_process(algorithm, placement, tmp_path):
     common = ["model.path=quickstart:model", "data.train=quickstart:train", "reward=sorted_digits"]
     common += [f"algorithm={algorithm}", "trainer.steps=3", "trainer.prompts_per_step=16", "optimizer.lr=1e-3"]
     common += ["sampling.samples_per_prompt=4", "sampling.max_response_tokens=8"]

@@ -1,4 +1,4 @@
-"""A server that runs already: the contract over HTTP, its death in each phase, and servers that are not the right one."""
+"""A running server: the contract over HTTP, its death in each phase, and unsuitable servers."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def start(model, log):
-    """(process, url) of a server that answers."""
+    """Start a server and return (process, url) when it responds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -62,7 +62,7 @@ def server(small_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llama(small_model, tmp_path_factory):
-    """A model that draws long responses."""
+    """A model that samples long responses."""
     return save_tiny("Llama", tmp_path_factory.mktemp("llama"), small_model)
 
 
@@ -105,14 +105,12 @@ class TestServerByBroadcast(TestServer):
         return connect(model.path, self.url, weights="broadcast")
 
 
-def test_one_group_broadcasts_every_update_in_buckets_and_another_after_one_that_failed(
-    server, small_model, monkeypatch
-):
+def test_all_updates_use_one_process_group_and_a_failed_one_creates_another(server, small_model, monkeypatch):
     engine, reference, asked = connect(small_model, server, weights="broadcast"), make_hf(small_model), [[3, 4], [5]]
     paths, post = [], engine._engine._post
     monkeypatch.setattr(engine._engine, "_post", lambda path, body=None: (paths.append(path), post(path, body))[1])
     monkeypatch.setattr(server_module, "_MB", 100)
-    engine._engine._group = None  # that of the first weights, which it may have needed
+    engine._engine._group = None  # the group of the initial weights, if any
 
     def update(version, scale):
         new = [(name, tensor.detach() * scale) for name, tensor in weights(small_model)]
@@ -131,7 +129,7 @@ def test_one_group_broadcasts_every_update_in_buckets_and_another_after_one_that
     assert paths.count("/init_weight_transfer_engine") == 2
 
 
-def test_a_new_run_starts_from_its_own_model_and_not_from_what_an_earlier_one_left(server, small_model):
+def test_a_new_run_starts_from_its_own_model_and_not_from_earlier_weights(server, small_model):
     asked = requests_of([[3, 4, 5], [6, 7]])
     before = connect(small_model, server)
     before.load_weights(iter(weights(small_model)), 0)
@@ -145,10 +143,10 @@ def test_a_new_run_starts_from_its_own_model_and_not_from_what_an_earlier_one_le
     assert found[0].policy_version == 0
 
 
-def test_weights_of_another_directory_are_not_taken_for_ours(server, small_model, tmp_path):
+def test_a_server_with_another_model_directory_gets_the_runs_weights(server, small_model, tmp_path):
     before = connect(small_model, server)
     before.load_weights(iter(weights(small_model)), 0)
-    before._engine._post("/update_weight_version", {"new_version": "default"})  # as a server that has just started
+    before._engine._post("/update_weight_version", {"new_version": "default"})  # as on a server that has just started
     model = load_model(small_model).requires_grad_(False)
     for parameter in model.parameters():
         parameter.mul_(1.5)
@@ -161,7 +159,7 @@ def test_weights_of_another_directory_are_not_taken_for_ours(server, small_model
     assert list(found[0].log_probs) == pytest.approx(list(wanted[0].log_probs), abs=2e-4)
 
 
-def test_an_update_that_a_killed_run_left_open_is_ended(server, small_model):
+def test_an_update_left_open_by_a_killed_run_is_closed(server, small_model):
     asked = requests_of([[3, 4, 5], [6, 7]])
     first = connect(small_model, server)
     before = tokens(run(first, asked))
@@ -172,7 +170,7 @@ def test_an_update_that_a_killed_run_left_open_is_ended(server, small_model):
     assert tokens(run(connect(small_model, server), asked)) == before
 
 
-def test_weights_in_several_buckets_are_those_that_were_sent(server, small_model, monkeypatch, tmp_path):
+def test_weights_sent_in_several_buckets_arrive_unchanged(server, small_model, monkeypatch, tmp_path):
     engine = connect(small_model, server, weights_directory=str(tmp_path))
     new = [(name, tensor.detach() * 1.3) for name, tensor in weights(small_model)]
     reference, asked = make_hf(small_model), requests_of([[3, 4, 5], [6, 7]])
@@ -203,7 +201,7 @@ def test_requests_in_flight_are_answered_when_an_update_fails(server, small_mode
         raise ValueError("out of luck")
 
     async def go():
-        engine.pause()  # so that nothing ends before
+        engine.pause()  # so that no request finishes before
         theirs = asyncio.create_task(stranger.acall("/inference/v1/generate", body))
         ours = asyncio.ensure_future(anext(engine.generate(requests_of([[3], [4]]))))
         await asyncio.sleep(0.5)
@@ -220,7 +218,7 @@ def test_requests_in_flight_are_answered_when_an_update_fails(server, small_mode
         engine.load_weights(iter(weights(small_model)), 6)
 
 
-def test_a_directory_for_weights_that_is_not_there_is_named(server, small_model):
+def test_a_missing_weights_directory_is_reported(server, small_model):
     engine = connect(small_model, server)
     engine._engine._config = replace(engine._engine._config, weights_directory="/nowhere")
     with pytest.raises(InfrastructureError, match=r"rollout.weights_directory=/nowhere: .*\nType another"):
@@ -233,7 +231,7 @@ def test_a_server_with_another_precision_is_refused(server, small_model):
         VLLMRollout(config, model=ModelConfig(path=small_model, precision="bfloat16"), context=RolloutContext())
 
 
-def test_after_half_an_update_the_server_serves_nobody(server, small_model):
+def test_a_server_serves_nothing_after_an_incomplete_update(server, small_model):
     engine = connect(small_model, server)
     with pytest.raises(ModelError, match="did not come"):
         engine.load_weights(iter(weights(small_model)[:-1]), 5)
@@ -246,7 +244,7 @@ def test_after_half_an_update_the_server_serves_nobody(server, small_model):
     assert run(engine, requests_of([[3, 4, 5]]))[0].policy_version == 6
 
 
-def test_a_server_that_was_paused_stays_so_over_an_update(server, small_model):
+def test_a_paused_server_stays_paused_over_an_update(server, small_model):
     engine = connect(small_model, server)
     engine.pause()
     engine.load_weights(iter(weights(small_model)), 8)
@@ -265,7 +263,9 @@ def test_a_server_that_was_paused_stays_so_over_an_update(server, small_model):
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place"])
-def test_what_is_in_flight_at_a_server_is_read_again_or_goes_on_in_place(server, small_model, monkeypatch, pause):
+def test_requests_in_flight_on_a_server_are_prefilled_again_or_continue_in_place(
+    server, small_model, monkeypatch, pause
+):
     engine = connect(small_model, server, pause=pause)
     many, short = requests_of([[3, 4 + i] for i in range(24)], max_response_tokens=40), requests_of([[3, 4, 5]])
     posted, post = [], engine._engine._post
@@ -291,7 +291,7 @@ def test_what_is_in_flight_at_a_server_is_read_again_or_goes_on_in_place(server,
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place"])
-def test_every_token_from_a_server_is_labelled_with_the_weights_that_drew_it(server_of_llama, llama, pause):
+def test_every_token_from_a_server_has_the_version_of_the_weights_that_sampled_it(server_of_llama, llama, pause):
     engine, flatter = connect(llama, server_of_llama, pause=pause), flattened(llama)
     prompts = [[3 + i] for i in range(9)]
     short, *long = requests_of(prompts, temperature=1.0, max_response_tokens=100)
@@ -305,7 +305,7 @@ def test_every_token_from_a_server_is_labelled_with_the_weights_that_drew_it(ser
             samples.append(sample)
         return samples
 
-    for _ in range(10):  # a busy machine may see the first sample when all have finished
+    for _ in range(10):  # on a busy machine the first sample may arrive when all have finished
         engine.load_weights(iter(weights(llama)), 0)
         samples = asyncio.run(asyncio.wait_for(updated_after_the_first(), HANG_S))
         cut = [sample for sample in samples if sample.token_versions]
@@ -320,25 +320,27 @@ def test_every_token_from_a_server_is_labelled_with_the_weights_that_drew_it(ser
         assert list(sample.log_probs) == pytest.approx(of_its_version, abs=2e-4)
 
 
-def test_old_keys_and_values_that_a_server_does_not_drop_serve_nobody(server, small_model, monkeypatch):
+def test_a_server_that_keeps_the_cache_of_old_weights_serves_nothing(server, small_model, monkeypatch):
     engine = connect(small_model, server, pause="in_place")
     monkeypatch.setattr(engine._engine, "_stale", True)
     monkeypatch.setattr(engine._engine, "_post", lambda path, body=None: {"success": False})
-    with pytest.raises(InfrastructureError, match="did not drop the keys and values"):
+    with pytest.raises(InfrastructureError, match="did not drop the KV cache"):
         run(engine, requests_of([[3, 4, 5]]))
 
 
 def test_a_server_with_another_model_is_refused(server, story_model):
-    with pytest.raises(ConfigError, match=r"another model.*architecture Qwen2ForCausalLM instead of LlamaForCausalLM"):
+    with pytest.raises(
+        ConfigError, match=r"different model.*architecture Qwen2ForCausalLM instead of LlamaForCausalLM"
+    ):
         connect(story_model, server)
 
 
-def test_the_number_of_servers_must_be_that_of_the_ranks(small_model):
-    with pytest.raises(ConfigError, match="names 2 servers, and the rollout's pool has 1 ranks"):
+def test_the_number_of_servers_must_equal_the_number_of_ranks(small_model):
+    with pytest.raises(ConfigError, match="names 2 servers, but the rollout's pool has 1 ranks"):
         connect(small_model, "http://a:1, http://b:2")
 
 
-def test_a_server_that_is_not_there_is_named_with_the_line_that_starts_it(small_model):
+def test_an_unreachable_server_is_reported_with_the_command_that_starts_it(small_model):
     with pytest.raises(InfrastructureError, match=r"127.0.0.1:9 to /v1/models: .*refused\n.*rlcore_vllm.serve"):
         connect(small_model, "http://127.0.0.1:9")
 

@@ -1,7 +1,7 @@
 """rlcore on vLLM: `rollout=vllm`.
 
-Reading order: rollout.py (what the core calls), requests.py (requests and samples), inprocess.py (the engine in this
-process), worker.py (what runs inside vLLM's workers), server.py (a running server).
+Reading order: rollout.py (called by the core), requests.py (conversion of requests and samples), inprocess.py (the engine
+in this process), worker.py (code that runs in vLLM's workers), server.py (client of a running server).
 """
 
 from rlcore_vllm.config import VLLMConfig

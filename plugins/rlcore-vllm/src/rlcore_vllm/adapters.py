@@ -1,6 +1,6 @@
-"""Adapters alone: the trainer sends low-rank factors, and the engine adds them to the model of `model.path`, W + B A.
+"""Adapter-only updates: the trainer sends LoRA factors, and the engine computes W + B A with the model in `model.path`.
 
-vLLM takes an adapter as a directory as peft writes it. It lies in memory and is gone when it has been read.
+vLLM loads an adapter from a directory in peft's format. The directory is kept in memory and deleted after loading.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 class ExpectedAdapters:
-    """The matrices of a model that may have factors, and after the first update those that must."""
+    """Matrices of a model that may have LoRA factors; after the first update, those that must have them."""
 
     def __init__(self, path: str, max_rank: int) -> None:
         self._matrices = {
@@ -33,7 +33,7 @@ class ExpectedAdapters:
         self._layers: set[str] = set()
 
     def nothing(self) -> Iterator[tuple[str, Tensor]]:
-        """Factors that change no token: what an engine has before the first update."""
+        """Yield zero factors, which an engine uses before the first update."""
         layer = next(name for name in self._matrices if any(part.isdigit() for part in name.split(".")))
         rows, columns = self._matrices[layer]
         layer = layer.removesuffix(".weight")
@@ -41,16 +41,16 @@ class ExpectedAdapters:
         yield f"{layer}.lora_B.weight", torch.zeros(rows, 1)
 
     def checked(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
-        """The same factors.
+        """Yield the same factors after checking them.
 
         Raises:
-            ModelError: one is unknown or does not fit its matrix, or at the end some are missing.
+            ModelError: a factor is unknown, does not fit its matrix, or is missing at the end.
         """
         ranks: dict[str, dict[str, int]] = {}
         for name, tensor in weights:
             layer, _, part = name.partition(".lora_")
             if part not in ("A.weight", "B.weight"):
-                raise unfit(version, f"'{name}' is no adapter, and rollout.lora_rank={self._max_rank}", _BOTH)
+                raise unfit(version, f"'{name}' is not a LoRA factor, and rollout.lora_rank={self._max_rank}", _BOTH)
             shape = self._matrices.get(f"{layer}.weight", (0, 0))
             rank = tensor.shape[0 if part == "A.weight" else 1]
             if tuple(tensor.shape) != ((rank, shape[1]) if part == "A.weight" else (shape[0], rank)):
@@ -62,7 +62,7 @@ class ExpectedAdapters:
         single = [layer for layer, found in ranks.items() if len(found) != 2 or len(set(found.values())) != 1]
         missing = sorted({*single, *(self._layers - set(ranks))})
         if missing or not ranks:
-            raise unfit(version, f"adapters of {len(missing)} matrices did not come whole: {missing[:1]}", _BOTH)
+            raise unfit(version, f"adapters of {len(missing)} matrices are incomplete: {missing[:1]}", _BOTH)
         self._layers = set(ranks)
 
 
@@ -70,7 +70,7 @@ _BOTH = "Give trainer and rollout the same model.path, and type  backend.lora_sy
 
 
 def engine_options(max_rank: int) -> dict[str, Any]:
-    """vLLM's `EngineArgs` for one adapter of at most this rank; vLLM has memory for a few ranks only."""
+    """Return vLLM's `EngineArgs` for one adapter of at most this rank, rounded up to a rank that vLLM supports."""
     from vllm.config.lora import MaxLoRARanks
 
     return {
@@ -81,7 +81,7 @@ def engine_options(max_rank: int) -> dict[str, Any]:
 
 
 def asked_with(path: str = "unused: loaded before", *, replace: bool = False) -> Any:
-    """vLLM's `LoRARequest`: what a request is drawn with, and with a path and `replace`, what the engine reads anew."""
+    """Return vLLM's `LoRARequest`: for generating, or with a path and `replace`, for loading new factors."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(_NAME, _NUMBER, path, load_inplace=replace)
@@ -89,14 +89,14 @@ def asked_with(path: str = "unused: loaded before", *, replace: bool = False) ->
 
 @contextmanager
 def written(factors: Iterator[tuple[str, Tensor]]) -> Iterator[str]:
-    """A directory with the adapter, as peft writes one."""
+    """Write the adapter to a temporary directory in peft's format and yield its path."""
     tensors = {f"base_model.model.{name}": tensor.to("cpu", copy=True).contiguous() for name, tensor in factors}
     layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
     rank = max(tensor.shape[0] for name, tensor in tensors.items() if ".lora_A." in name)
     described = {
         "peft_type": "LORA",
         "r": rank,
-        "lora_alpha": rank,  # the factors come scaled
+        "lora_alpha": rank,  # the factors are already scaled
         "target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),
         "bias": "none",
     }

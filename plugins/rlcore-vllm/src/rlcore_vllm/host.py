@@ -1,4 +1,4 @@
-"""The process that vLLM moves into: what it needs set, and what it changes that belongs to others."""
+"""Preparation of the host process for vLLM, and protection of the process state that vLLM changes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rlcore.protocols.rollout import RolloutContext
 
 _NEEDED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # worker.py replaces the sampler of the first one
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # worker.py replaces the sampler of the V1 model runner
 }
 _ALWAYS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
 _ON_CPU = {
-    "TORCHDYNAMO_DISABLE": "1",  # a helper of the sampler would be compiled for 10 to 40 s
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine binds itself to the first core
+    "TORCHDYNAMO_DISABLE": "1",  # compiling a helper of the sampler takes 10 to 40 s
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise every engine binds itself to the first core
 }
 
 
 def set_environment(device: str) -> None:
-    """What vLLM reads when it is imported. A value that is there already stays.
+    """Set the environment variables that vLLM reads on import, unless they are already set.
 
     Raises:
-        ConfigError: with the one that is there the engine would not be what the rest of this package expects.
+        ConfigError: a variable has a value that this package cannot work with.
     """
     for name, value in _NEEDED.items():
         if os.environ.setdefault(name, value) != value:
@@ -48,11 +48,11 @@ def set_environment(device: str) -> None:
 
 @contextmanager
 def launched(context: RolloutContext) -> Iterator[None]:
-    """Tell vLLM's `external_launcher` its rank; the process group of the pool is there already.
+    """Set the rank for vLLM's `external_launcher`, which uses the pool's existing process group.
 
-    From the address of the group vLLM also makes the name of shared memory for the ranks of a CPU engine. That of an
-    external launcher is the same for every run of a machine, and what a killed run leaves blocks the next. With a name
-    for each rank the ranks find that they differ, and use the process group instead.
+    vLLM derives the name of a CPU engine's shared memory from the group's address. With an external launcher that address
+    is the same for all runs on a machine, so the leftovers of a killed run would block the next one. A unique address per
+    rank makes the ranks see different names, and vLLM falls back to the process group.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher as Launcher
 
@@ -67,9 +67,10 @@ def launched(context: RolloutContext) -> Iterator[None]:
 
 @contextmanager
 def kept_as_it_was() -> Iterator[None]:
-    """Random states, `torch.set_num_threads` and LD_PRELOAD, which vLLM changes when an engine starts.
+    """Restore random states, `torch.set_num_threads` and LD_PRELOAD, which vLLM changes when an engine starts.
 
-    Its start looks at every module there is, and some of them warn when they are looked at; nobody can act on that."""
+    vLLM inspects all loaded modules when it starts. Some of them emit deprecation warnings when inspected; these are
+    suppressed, because no user can act on them."""
     preload = os.environ.get("LD_PRELOAD")
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     python_state, numpy_state = random.getstate(), np.random.get_state()

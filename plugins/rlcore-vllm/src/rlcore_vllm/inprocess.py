@@ -1,7 +1,7 @@
-"""The engine in this process: vLLM's `LLMEngine`, driven step by step.
+"""In-process engine: vLLM's `LLMEngine`, driven step by step.
 
-A step draws one token for every sequence in flight. Whoever waits for samples drives; what finishes goes to the call of
-`generate` that asked for it. So calls may overlap, and new weights come between two steps.
+A step samples one token for every sequence in flight. Each active call of `generate` runs steps, and every finished
+sequence goes to the call that requested it. Calls may therefore overlap, and weights are loaded between two steps.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rlcore_vllm.install import check_installed
 from rlcore_vllm.requests import check_dropped, check_taken, sample
 
 _CPU_BLOCK_TOKENS = 32
-"""Tokens in a block of the cache: the smallest that vLLM's CPU attention takes; a prefix is reused in whole blocks."""
+"""Block size of the KV cache: the smallest that vLLM's CPU attention supports. Prefixes are reused in whole blocks."""
 _CPU_STEP_TOKENS = 4096
-"""Tokens that one step may read, at least."""
+"""Minimum number of tokens that one step can prefill."""
 _PAUSE_S = 0.005
-"""How often a call that is paused looks whether it may go on."""
+"""Polling interval of a paused call."""
 _live_engines = 0
-"""Engines of this process: the last one ends vLLM's process groups."""
+"""Number of engines in this process; the last one to close destroys vLLM's process groups."""
 
 
 class InProcess:
@@ -57,13 +57,13 @@ class InProcess:
         self._paused = False
         self._in_place, self._stale = config.pause == "in_place", False
         self._outboxes: dict[str, list[Any]] = {}
-        """Name of a request in flight -> where its output goes."""
+        """Name of a request in flight -> list that receives its output."""
 
     async def generate(
         self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
     ) -> AsyncIterator[Sample]:
-        """Yield samples as they finish; closing aborts the rest."""
-        if self._engine.is_sleeping():  # `wake` woke the weights only
+        """Yield samples as they finish; closing the iterator aborts the rest."""
+        if self._engine.is_sleeping():  # `wake` restored only the weights
             self._engine.wake_up(["kv_cache"])
         if self._stale and not self._outboxes:
             self._drop_cache()
@@ -79,17 +79,17 @@ class InProcess:
                     continue
                 self._step()
                 while outbox:
-                    check()  # whoever takes the samples may have loaded weights meanwhile
+                    check()  # the consumer of the samples may have loaded weights meanwhile
                     output = outbox.pop()
                     if output is None:
                         raise _slept(next(iter(asked.values())))
                     yield self._sample(asked.pop(output.request_id), output.outputs[0])
-                await asyncio.sleep(0)  # a chance to be cancelled, for others to run, for new weights
+                await asyncio.sleep(0)  # allow cancellation, other tasks and weight updates
         finally:
             self._abort(list(asked))
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights. Sequences in flight are prefilled again under them, or go on in place."""
+        """Replace all weights. Sequences in flight are prefilled again under them, or continue in place."""
         self._finish_batches()
         if self._adapter:
             self._load_adapter(weights)
@@ -107,16 +107,16 @@ class InProcess:
         self._paused = False
 
     def sleep(self) -> None:
-        """Move the weights to host memory and drop keys and values. On a CPU there is nothing to free.
+        """Move the weights to host memory and drop the KV cache. On a CPU there is nothing to free.
 
-        vLLM aborts the requests in flight without an output, so their calls get None in its place."""
+        vLLM aborts requests in flight without an output, so their calls receive None instead."""
         for outbox in self._outboxes.values():
             outbox.append(None)
         if not self._is_cpu:
             self._engine.sleep(1)
 
     def wake(self) -> None:
-        """Bring the weights back. `generate` brings back the cache, after an update has used the memory in between."""
+        """Restore the weights. `generate` restores the KV cache, so that an update can use its memory before."""
         if not self._is_cpu:
             self._engine.wake_up(["weights"])
 
@@ -124,7 +124,7 @@ class InProcess:
         global _live_engines
         if self._engine is None:
             return
-        # Not the engine's own shutdown: it ends every process group of this process, the trainer's too.
+        # Not the engine's own shutdown, which destroys all process groups of this process, including the trainer's.
         self._engine.engine_core._finalizer.detach()
         self._engine.model_executor.shutdown()
         self._engine = None
@@ -138,15 +138,15 @@ class InProcess:
     def _finish_batches(self) -> None:
         """Process the batches that vLLM has launched ahead, as it does on a GPU.
 
-        Their tokens are drawn already: they belong to the present weights, and their seeds' draws are spent.
+        Their tokens are already sampled: they belong to the current weights, and the random generators have advanced.
         """
-        self._engine.sleep(0, mode="keep")  # schedule nothing more
+        self._engine.sleep(0, mode="keep")  # stop scheduling
         for _ in range(self._engine.vllm_config.max_concurrent_batches):
             self._step()
         self._engine.wake_up(["scheduling"])
 
     def _drop_cache(self) -> None:
-        """Forget keys and values of old weights; sequences that use them are read again."""
+        """Drop the KV cache of old weights; sequences that use it are prefilled again."""
         check_dropped(self._engine.reset_prefix_cache(reset_running_requests=True))
         self._stale = False
 
@@ -165,11 +165,11 @@ class InProcess:
             except (ValueError, RuntimeError, AssertionError) as error:
                 raise ModelError(
                     f"vLLM cannot add these adapters to the model: {_first_line(error)}\n"
-                    "Send it whole models:  rollout.lora_rank=0 backend.lora_sync=merged"
+                    "Send full models:  rollout.lora_rank=0 backend.lora_sync=merged"
                 ) from error
 
     def _add(self, request: Request, chosen: dict[str, Any], outbox: list[Any]) -> str:
-        """Its name in the engine."""
+        """Add a request to the engine and return its name there."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -187,7 +187,7 @@ class InProcess:
         except (RuntimeError, ValueError, AssertionError) as error:
             raise InfrastructureError(
                 f"the vLLM engine failed while generating: {_first_line(error)}\n"
-                "Start the run again; if memory was short, type  rollout.max_batch_size=64"
+                "Start the run again; if it ran out of memory, type  rollout.max_batch_size=64"
             ) from error
         for output in outputs:
             outbox = self._outboxes.pop(output.request_id, None)
@@ -208,19 +208,19 @@ class InProcess:
 
 def _slept(request: Request) -> InfrastructureError:
     return InfrastructureError(
-        f"the vLLM engine slept in the middle of request {request.request_id}\n"
-        "Generate it again, and finish responses before sleep()."
+        f"the vLLM engine was put to sleep in the middle of request {request.request_id}\n"
+        "Generate it again, and finish responses before calling sleep()."
     )
 
 
 def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> tuple[Any, dict[str, Any]]:
-    """The engine, and what `rlcore_prepare` says of it; it has drawn a token, so that kernels that lack fail here."""
+    """Return the engine and the result of `rlcore_prepare`. Samples one token, so that missing kernels fail here."""
     from vllm import EngineArgs, LLMEngine, SamplingParams
     from vllm.usage.usage_lib import UsageContext
 
     try:
         arguments = EngineArgs(**engine_options(config, model, context))
-        # As vllm.LLM does: an engine without a usage context prefills 2,048 tokens a step on every GPU.
+        # As in vllm.LLM: an engine without a usage context prefills only 2,048 tokens per step, on any GPU.
         engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         facts = engine.collective_rpc("rlcore_prepare")[0]
         engine.add_request(
@@ -246,7 +246,7 @@ def _check_heads(config: VLLMConfig, path: str) -> None:
 
 
 def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> dict[str, Any]:
-    """vLLM's `EngineArgs`."""
+    """Return the arguments of vLLM's `EngineArgs`."""
     is_cpu = context.device == "cpu"
     options: dict[str, Any] = {
         "model": model.path,
@@ -257,8 +257,8 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
         "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": config.enforce_eager or is_cpu,
         "enable_sleep_mode": not is_cpu,
-        "generation_config": "vllm",  # nothing but what a request says
-        "logprobs_mode": "raw_logits",  # worker.py makes log-probs of them
+        "generation_config": "vllm",  # no sampling defaults from the model directory
+        "logprobs_mode": "raw_logits",  # worker.py turns them into log-probs
         "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rlcore"},
         "disable_log_stats": True,
@@ -269,7 +269,7 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
     if config.lora_rank:
         if not is_cpu and model.precision == "float32":
             raise ConfigError(
-                "rollout.lora_rank: on a GPU vLLM adds adapters in 16 bits only\n"
+                "rollout.lora_rank: on a GPU vLLM supports adapters only in 16-bit precision\n"
                 "Type  model.precision=bfloat16  or  rollout.lora_rank=0 backend.lora_sync=merged"
             )
         options |= adapters.engine_options(config.lora_rank)
@@ -277,7 +277,7 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
         options |= {"distributed_executor_backend": "external_launcher", "disable_custom_all_reduce": True}
     if is_cpu:
         options |= {"block_size": _CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": memory.cache_bytes(config, model)}
-        # vLLM 0.32 cannot rewind the seed of a request whose prompt was read in part: CPU generators have no offset.
+        # vLLM 0.32 cannot rewind the seed of a partially prefilled request, because CPU generators have no offset.
         context_length = config.max_model_len or memory.context_length(model.path)
         options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_CPU_STEP_TOKENS, context_length)}
     elif config.kv_cache_gb:
@@ -286,7 +286,7 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
 
 
 def _end_groups(keep_default: bool) -> None:
-    """Forget vLLM's process groups, and the default one if vLLM made it."""
+    """Destroy vLLM's process groups, and the default group if vLLM created it."""
     from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
     destroy_model_parallel()
@@ -295,11 +295,11 @@ def _end_groups(keep_default: bool) -> None:
 
 
 def _advice(error: BaseException, config: VLLMConfig) -> str:
-    """What to type after a start that failed."""
+    """Return what to type after a failed start."""
     if not any(word in str(error).lower() for word in ("memory", "max_model_len")):
         return "Use another engine for this model:  rollout=hf"
     share = config.gpu_memory_utilization
-    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or less to hold:  rollout.max_model_len=4096"
+    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or shorten:  rollout.max_model_len=4096"
 
 
 def _first_line(error: BaseException) -> str:

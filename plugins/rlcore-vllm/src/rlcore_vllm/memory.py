@@ -1,4 +1,4 @@
-"""How much memory keys and values get on a CPU, and whether one sequence fits."""
+"""Size of the KV cache on a CPU."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlcore_vllm.config import VLLMConfig
 
 _FREE_SHARE = 0.25
 _BLOCK_TOKENS = 128
-"""Sequences take whole blocks; and one block is vLLM's own."""
+"""Granularity of the cache; vLLM reserves one additional block for itself."""
 
 
 def cache_bytes(config: VLLMConfig, model: ModelConfig) -> int:
-    """Bytes for keys and values of one rank.
+    """Return the size of one rank's KV cache in bytes.
 
     Raises:
         ConfigError: not even one sequence fits.
     """
-    import psutil  # vLLM brings it; a plan is made without vLLM, too
+    import psutil  # a dependency of vLLM, which planning a run does not need
 
     context = config.max_model_len or context_length(model.path)
     per_token = _bytes_per_token(config, model)
@@ -36,8 +36,8 @@ def cache_bytes(config: VLLMConfig, model: ModelConfig) -> int:
         fitting = max(1, granted // per_token - 2 * _BLOCK_TOKENS)
         reason = f"one sequence needs {needed}" if granted < one else f"{human(free)} are free"
         raise ConfigError(
-            f"keys and values of the rollout do not fit: {reason}, and {where} is {human(granted)}\n"
-            f"Type  rollout.max_model_len={fitting}   or give it more:  rollout.kv_cache_gb={one / 2**30:.2g}"
+            f"the rollout's KV cache does not fit: {reason}, and {where} is {human(granted)}\n"
+            f"Type  rollout.max_model_len={fitting}   or enlarge it:  rollout.kv_cache_gb={one / 2**30:.2g}"
         )
     return granted
 
@@ -49,12 +49,12 @@ def _bytes_per_token(config: VLLMConfig, model: ModelConfig) -> int:
 
 
 def context_length(path: str) -> int:
-    """Tokens that the model's config allows."""
+    """Return the context length in the model's config, in tokens."""
     return int(text_config(path).get("max_position_embeddings", 2048))
 
 
 def text_config(path: str) -> dict[str, Any]:
-    """config.json of a model directory; the part about text where there are several."""
+    """Load config.json of a model directory, with the text part of a multimodal config merged into it."""
     config: dict[str, Any] = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     inner: dict[str, Any] = config.get("text_config", {})
     return config | inner

@@ -1,4 +1,4 @@
-"""Between rlcore's requests and samples and vLLM's: what may run, how it is drawn, what came of it."""
+"""Conversion of rlcore's requests to vLLM's and of vLLM's outputs to rlcore's samples."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlcore.types import FinishReason, Request, Sample
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _COLDEST = 0.01
-"""vLLM raises lower temperatures to this one."""
+"""Lowest temperature that vLLM samples at; it raises lower ones to this value."""
 
 
 def model_facts(path: str) -> dict[str, Any]:
-    """What tells a model from others, read from its directory; worker.py says the same of the one that it serves."""
+    """Read the properties that identify a model from its directory; worker.py reports those of the served model."""
     from transformers import AutoConfig
 
     return facts_of(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False))
 
 
 def facts_of(config: Any) -> dict[str, Any]:
-    """Of a config of transformers."""
+    """Return the identifying properties of a transformers config."""
     text = config.get_text_config()
     return {
         "architecture": (config.architectures or ["?"])[0],
@@ -33,7 +33,7 @@ def facts_of(config: Any) -> dict[str, Any]:
 
 
 def sampling_options(request: Request, limits: Limits) -> dict[str, Any]:
-    """vLLM's `SamplingParams` as plain data.
+    """Return the arguments of vLLM's `SamplingParams`.
 
     Raises:
         SampleError: the request cannot run.
@@ -41,8 +41,8 @@ def sampling_options(request: Request, limits: Limits) -> dict[str, Any]:
     room, sampling = limits.room(request), request.sampling
     if 0 < sampling.temperature < _COLDEST:
         raise SampleError(
-            f"request {request.request_id}: temperature={sampling.temperature} is below {_COLDEST}, the coldest that vLLM"
-            " draws at\nType  sampling.temperature=0  for greedy responses."
+            f"request {request.request_id}: temperature={sampling.temperature} is below {_COLDEST}, the lowest that"
+            " vLLM samples at\nType  sampling.temperature=0  for greedy responses."
         )
     options: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -53,7 +53,7 @@ def sampling_options(request: Request, limits: Limits) -> dict[str, Any]:
         "max_tokens": room,
         "stop_token_ids": sorted({*limits.end_ids, *sampling.stop_token_ids}),
         "ignore_eos": True,  # they are among stop_token_ids
-        "logprobs": 0,  # of the drawn token only
+        "logprobs": 0,  # of the sampled token only
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
     }
@@ -63,19 +63,19 @@ def sampling_options(request: Request, limits: Limits) -> dict[str, Any]:
 
 
 def check_taken(missing: Sequence[Sequence[str]]) -> None:
-    """Raise ModelError when some rank has parameters that vLLM's loader of the model brought nothing for."""
+    """Raise ModelError if vLLM's model loader skipped parameters on any rank."""
     names = sorted({name for rank in missing for name in rank})
     if names:
         raise ModelError(
-            f"vLLM's loader left {len(names)} parameters as they were, the first is '{names[0]}'\n"
+            f"vLLM's loader did not update {len(names)} parameters; the first is '{names[0]}'\n"
             "Use another engine for this model:  rollout=hf"
         )
 
 
 def check_dropped(success: bool) -> None:
-    """Raise InfrastructureError when vLLM still has keys and values of old weights."""
+    """Raise InfrastructureError if vLLM still has KV cache of old weights."""
     if not success:
-        raise InfrastructureError("vLLM did not drop the keys and values of the old weights\nStart the run again.")
+        raise InfrastructureError("vLLM did not drop the KV cache of the old weights\nStart the run again.")
 
 
 def sample(
@@ -86,12 +86,15 @@ def sample(
     spans: Sequence[tuple[str, int, int]],
     version: int,
 ) -> Sample:
-    """The sample of a finished request; `spans` are (version, first token, token after the last), `version` is the engine's
-    if no token was drawn.
+    """Return the sample of a finished request.
+
+    Args:
+        spans: (version, first token, token after the last) of consecutive tokens.
+        version: the engine's weight version, which is used if no token was sampled.
 
     Raises:
-        NumericalError: the model computed something that is not finite.
-        SampleError: vLLM ended the request for a reason that the core does not know.
+        NumericalError: a log-probability is not finite.
+        SampleError: vLLM finished the request for a reason that the core does not know.
     """
     check_finite(request, log_probs)
     if finish_reason not in _REASONS:

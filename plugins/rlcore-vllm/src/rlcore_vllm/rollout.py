@@ -1,4 +1,4 @@
-"""`rollout=vllm`: what the core calls. The engine itself is in this process (inprocess.py) or a server (server.py)."""
+"""`rollout=vllm`: the class that the core calls. The engine runs in this process (inprocess.py) or as a server (server.py)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from rlcore_vllm.requests import sampling_options
 
 
 class Engine(Protocol):
-    """What `VLLMRollout` needs of an engine; both kinds have it."""
+    """Interface that `VLLMRollout` uses for both kinds of engine."""
 
     limits: Limits
 
     def generate(
         self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
     ) -> AsyncIterator[Sample]:
-        """`check` raises when nothing may be drawn or handed out; it is asked before each step and each sample."""
+        """Yield samples as they finish. `check` is called before each step and each sample, and raises if the engine must not
+        serve."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None: ...
 
@@ -59,7 +60,7 @@ class VLLMRollout:
         self._state = Readiness()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
-        """Yield samples as they finish. New weights may come meanwhile."""
+        """Yield samples as they finish. Weights may be loaded meanwhile."""
         engine = self._ready()
         options = [sampling_options(request, engine.limits) for request in requests]
         samples: Any = engine.generate(requests, options, self._ready)
@@ -70,29 +71,31 @@ class VLLMRollout:
             await samples.aclose()
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights; until all are here the engine serves nothing."""
+        """Replace all weights; the engine serves nothing until the update is complete."""
         with self._state.loading(version):
             self._engine.load(self._expected.checked(weights, version), version)
 
     def pause(self) -> None:
-        """Draw no further token until `resume`: what is in flight waits, and new weights may come. May be called twice."""
+        """Stop sampling until `resume`. Requests in flight wait, and weights may be loaded. Idempotent."""
         self._open().pause()
 
     def resume(self) -> None:
-        """Go on. May be called twice."""
+        """Continue after `pause`. Idempotent."""
         self._open().resume()
 
     @staticmethod
     def takes_turns(config: VLLMConfig) -> bool:
-        """An engine of its own can leave the device; a server has others."""
+        """Return True for an in-process engine, which can free its device; a server uses other devices."""
         return not config.url
 
     @staticmethod
     def engine_bytes(config: VLLMConfig, weights: int, cache: int, *, device: int) -> int:
-        """An engine of its own takes its share of a GPU, whatever it needs; a server has other devices.
+        """Return the memory that the engine takes on one device.
+
+        An in-process engine always takes its configured share of a GPU; a server uses other devices.
 
         Raises:
-            VLLMMissing: there is no vLLM for an engine here.
+            VLLMMissing: vLLM is not installed here, and the engine needs it.
         """
         if config.url:
             return 0
@@ -102,19 +105,19 @@ class VLLMRollout:
         return int(device * config.gpu_memory_utilization) if device else weights + cache
 
     def sleep(self) -> None:
-        """Free the device."""
+        """Free the device's memory."""
         if not self._state.is_asleep:
             self._open().sleep()
         self._state.is_asleep = True
 
     def wake(self) -> None:
-        """Be ready again, with the weights that the engine had."""
+        """Restore the engine with the weights it had before `sleep`."""
         if self._state.is_asleep:
             self._open().wake()
         self._state.is_asleep = False
 
     def close(self) -> None:
-        """End the engine."""
+        """Shut the engine down."""
         if not self._state.is_closed:
             self._engine.close()
         self._state.is_closed = True
@@ -139,7 +142,7 @@ def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> 
 
 
 def _mesh(config: VLLMConfig, context: RolloutContext) -> Mesh:
-    """Neighbouring ranks share an engine; the first of them returns its samples."""
+    """Assign consecutive ranks to one engine; the first of them returns its samples."""
     size, rank = 1 if config.url else config.tensor_parallel, context.rank
     if context.world_size % size:
         fitting = [str(n) for n in range(1, context.world_size + 1) if context.world_size % n == 0]

@@ -1,6 +1,6 @@
-"""`python -m rlcore_vllm.serve MODEL --port 8000`: a vLLM server that rlcore can generate with and send weights to.
+"""`python -m rlcore_vllm.serve MODEL --port 8000`: start a vLLM server that rlcore can generate with and send weights to.
 
-Options are those of `rollout=vllm`, spelt with dashes; what follows `--` goes to vLLM as it is.
+The options are the settings of `rollout=vllm`, spelled with dashes. Arguments after `--` go to vLLM unchanged.
 Then:  rlcore train rollout=vllm rollout.url=http://localhost:8000 placement=split pools.rollout.device=cpu …
 """
 
@@ -37,7 +37,7 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Become the server."""
+    """Replace this process with the server."""
     arguments, rest = _parser().parse_known_args(argv)
     try:
         check_installed()
@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = [sys.executable, "-m", _MODULE, *flags(arguments), *[item for item in rest if item != "--"]]
     except RlcoreError as error:
         raise SystemExit(f"rlcore_vllm.serve: {error}") from None
-    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the end-points for weights
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # enables the endpoints for weights
     os.execv(sys.executable, command)
 
 
 def flags(arguments: argparse.Namespace) -> list[str]:
-    """vLLM's own command line."""
+    """Return the command-line flags of vLLM's server."""
     chosen = {
         field.name: getattr(arguments, field.name) for field in fields(VLLMConfig) if field.name not in _CLIENT_ONLY
     }
@@ -72,7 +72,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rlcore_vllm.serve", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="directory in Hugging Face layout, the run's model.path")
+    parser.add_argument("model", metavar="MODEL", help="model directory in Hugging Face layout; the run's model.path")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument(

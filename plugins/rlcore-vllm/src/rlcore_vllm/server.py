@@ -1,8 +1,8 @@
-"""A vLLM server that runs already, made by `python -m rlcore_vllm.serve`: requests over HTTP, weights through files or by
-broadcast.
+"""Client of a running vLLM server, started by `python -m rlcore_vllm.serve`. Requests go over HTTP, weights through files
+or by broadcast.
 
-The server has devices of its own, so sleep and wake are nothing here. It is paused while weights come, and stays so when
-an update fails: then it serves nobody until a whole one has come.
+The server has its own devices, so `sleep` and `wake` do nothing. It is paused during a weight update and stays paused if
+the update fails: it serves nothing until a complete update has arrived.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rlcore_vllm.requests import check_dropped, check_taken, model_facts, sample
 
 _MB = 2**20
 _UNTOUCHED = "default"
-"""What vLLM calls the weights that it started with."""
+"""vLLM's version name of the weights that it started with."""
 
 
 class Server:
-    """The client of one server."""
+    """Client of one server."""
 
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class Server:
         self._num_in_flight, self._stale = 0, False
         self._device = context.device
         self._group: Broadcast | None = None
-        """With the server's ranks: made by the first update, and anew after one that failed."""
+        """Process group with the server's ranks, created by the first update and again after a failed one."""
         facts = self._facts(model)
         self.limits = Limits(
             vocab_size=facts["vocab_size"],
@@ -64,7 +64,7 @@ class Server:
     async def generate(
         self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
     ) -> AsyncIterator[Sample]:
-        """Samples as they finish; closing aborts the rest."""
+        """Yield samples as they finish; closing the iterator aborts the rest."""
         if self._stale and not self._num_in_flight:
             check_dropped(self._post("/reset_prefix_cache?reset_running_requests=true")["success"])
             self._stale = False
@@ -83,7 +83,7 @@ class Server:
             self._num_in_flight -= len(requests)
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Leave the weights in files, bucket by bucket, and tell the server where; or broadcast them."""
+        """Write the weights to files, bucket by bucket, and send the server their paths; or broadcast the weights."""
         self._stale = self._config.pause == "in_place" and self._num_in_flight > 0
         self._post(f"/pause?mode=keep&clear_cache={'false' if self._stale else 'true'}")
         self._begin()
@@ -96,8 +96,8 @@ class Server:
             check_taken(self._call("rlcore_missing"))
         except BaseException:
             self._group = None
-            with contextlib.suppress(InfrastructureError):  # the first error is the one to tell
-                self._post("/abort_requests", {})  # what waits there gets an answer
+            with contextlib.suppress(InfrastructureError):  # keep the first error
+                self._post("/abort_requests", {})  # so that waiting requests are answered
             with contextlib.suppress(InfrastructureError):
                 self._post("/finish_weight_update", {})  # still paused
             raise
@@ -107,7 +107,7 @@ class Server:
             self._post("/resume")
 
     def pause(self) -> None:
-        """Requests in flight wait at the server."""
+        """Make requests in flight wait on the server."""
         self._post("/pause?mode=keep&clear_cache=false")
         self._paused = True
 
@@ -120,7 +120,7 @@ class Server:
     def wake(self) -> None: ...
 
     def close(self) -> None:
-        """The server goes on: who started it ends it."""
+        """Do nothing; the server keeps running until its owner stops it."""
 
     async def _one(self, room: asyncio.Semaphore, request: Request, options: dict[str, Any]) -> Sample:
         body = {"token_ids": list(request.prompt_ids), "sampling_params": options}
@@ -134,12 +134,12 @@ class Server:
     def _begin(self) -> None:
         try:
             self._post("/start_weight_update")
-        except http.BadAnswer:  # begun by a run that was killed
+        except http.BadAnswer:  # a killed run left an update open
             self._post("/finish_weight_update", {})
             self._post("/start_weight_update")
 
     def _hand_over(self, bucket: dict[str, Tensor], number: int) -> None:
-        """Each bucket has a file of its own: vLLM goes on reading one until the layers in it are whole."""
+        """Send one bucket. Each has its own file, because vLLM reads from it until all of its layers are complete."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -161,7 +161,7 @@ class Server:
             self._group.send(weights, self._config.bucket_mb * _MB)
 
     def _join(self) -> Broadcast:
-        """Meet the server's ranks at the address from which this host reaches the server."""
+        """Create the process group with the server's ranks, at the address from which this host reaches the server."""
         server, timeout_s = urlsplit(self._url), self._config.timeout_s
         port = server.port or (443 if server.scheme == "https" else 80)
         with socket.create_connection((server.hostname or "", port), timeout_s) as connection:
@@ -175,36 +175,38 @@ class Server:
 
     @contextlib.contextmanager
     def _meanwhile(self, path: str, body: Any) -> Iterator[None]:
-        """Ask the server for its part while this side does its own."""
+        """Call the server in a thread while the body runs here."""
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(self._post, path, body)
             try:
                 yield
-            except RuntimeError:  # the group broke; the server may know why
+            except RuntimeError:  # the group failed; the server's error may give the cause
                 asked.result()
                 raise
             asked.result()
 
     def _facts(self, model: ModelConfig) -> dict[str, Any]:
-        """What the server says of its model, which must be ours."""
+        """Return the server's model properties after checking them against `model`."""
         start = f"Start it with  python -m rlcore_vllm.serve {model.path} --precision {model.precision} --port PORT"
-        self._get("/v1/models")  # so that a server that is not there is told from one that cannot
+        self._get("/v1/models")  # distinguishes an unreachable server from an unsuitable one
         try:
             facts: dict[str, Any] = self._call("rlcore_prepare")[0]
         except InfrastructureError as error:
             raise ConfigError(
-                f"rollout.url={self._url} is no vLLM server that rlcore can train with: {str(error).splitlines()[0]}\n{start}"
+                f"rollout.url={self._url} is not a vLLM server that rlcore can train with:"
+                f" {str(error).splitlines()[0]}\n{start}"
             ) from error
         wanted = {**model_facts(model.path), "precision": model.precision}
         differing = [f"{name} {facts[name]} instead of {own}" for name, own in wanted.items() if facts[name] != own]
         if differing:
             raise ConfigError(
-                f"rollout.url={self._url} serves another model than model.path={model.path}: {', '.join(differing)}\n{start}"
+                f"rollout.url={self._url} serves a different model than model.path={model.path}:"
+                f" {', '.join(differing)}\n{start}"
             )
         return facts
 
     def _call(self, method: str) -> list[Any]:
-        """What each rank of the server says."""
+        """Call a method of the worker extension and return the result of each rank."""
         answers: list[Any] = self._post("/collective_rpc", {"method": method})["results"]
         return answers
 
@@ -218,20 +220,20 @@ class Server:
 def _own_url(config: VLLMConfig, context: RolloutContext) -> str:
     if len(config.urls) != context.world_size:
         raise ConfigError(
-            f"rollout.url names {len(config.urls)} servers, and the rollout's pool has {context.world_size} ranks\n"
+            f"rollout.url names {len(config.urls)} servers, but the rollout's pool has {context.world_size} ranks\n"
             f"Type  placement=split pools.rollout.device=cpu pools.rollout.devices_per_node={len(config.urls)}"
         )
     return config.urls[context.rank]
 
 
 def _buckets(weights: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
-    """The weights in groups of at most `limit` bytes; a larger one goes alone."""
+    """Group the weights into buckets of at most `limit` bytes; a larger tensor gets its own bucket."""
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
         if bucket and size + tensor.nbytes > limit:
             yield bucket
             bucket, size = {}, 0
-        bucket[name] = tensor.to("cpu", copy=True).contiguous()  # lent for this turn only
+        bucket[name] = tensor.to("cpu", copy=True).contiguous()  # copied, as the tensor is valid only in this iteration
         size += tensor.nbytes
     yield bucket

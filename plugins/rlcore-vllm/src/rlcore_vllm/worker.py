@@ -1,6 +1,6 @@
-"""What runs inside vLLM's workers: the trainer's log-probs, and whole sets of weights.
+"""Code that runs in vLLM's workers: a sampler with the trainer's log-probs, and checked weight updates.
 
-vLLM imports this module by name in every worker process (`worker_extension_cls`), before it loads the model.
+vLLM imports this module by name in every worker process (`worker_extension_cls`) before it loads the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlcore.controller.weights import Broadcast, meet
 from rlcore_vllm.requests import facts_of
 
 TRANSFER = "rlcore"
-"""The name of the way of weights below, in vLLM's `weight_transfer_config`."""
+"""Name of `Transfer` in vLLM's `weight_transfer_config`."""
 
 
 class WorkerExtension:
@@ -35,7 +35,7 @@ class WorkerExtension:
     weight_transfer_engine: Transfer
 
     def rlcore_prepare(self) -> dict[str, Any]:
-        """Put the sampler in place; returns what the caller checks requests against. May be called twice."""
+        """Install the sampler and return the limits and properties of the model. Idempotent."""
         runner = self.model_runner
         if not isinstance(runner.sampler, TrainerSampler):
             runner.sampler = TrainerSampler("raw_logits", use_fp64_gumbel=runner.sampler.use_fp64_gumbel)
@@ -44,22 +44,22 @@ class WorkerExtension:
         return {"max_model_len": model_config.max_model_len, **about, **facts_of(model_config.hf_config)}
 
     def rlcore_missing(self) -> list[str]:
-        """Parameters that the update brought nothing for, asked before it is finished."""
+        """Return the parameters that the update has not set. Call it before the update is finished."""
         return self.weight_transfer_engine.missing()
 
 
 class TrainerSampler(Sampler):  # type: ignore[misc]
-    """vLLM's sampler, with the log-probs that the trainer computes.
+    """vLLM's sampler with the log-probs that the trainer computes.
 
-    vLLM offers log-probs before the temperature, or after temperature and truncation. The trainer computes
-    log softmax(logits / temperature) before truncation: here the raw logit of the drawn token, divided by the
-    temperature, less the logarithm of the sum over all tokens. Greedy rows count as temperature 1.
+    vLLM reports log-probs before temperature, or after temperature and truncation. The trainer computes
+    log softmax(logits / temperature) before truncation: the raw logit of the sampled token divided by the temperature,
+    minus the logsumexp over all tokens. Greedy rows use temperature 1.
     """
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        """[n, V] logits in; the output's log-probs are [n, 1]."""
+        """Sample from logits [n, V]; the output's log-probs are [n, 1]."""
         temperature = _temperature(sampling_metadata, logits)
-        # Before the call: vLLM divides and truncates the logits in place.
+        # Computed before the call, because vLLM scales and truncates the logits in place.
         total = (logits.float() / temperature).logsumexp(dim=-1, keepdim=True)
         output = super().forward(logits, sampling_metadata, *args, **kwargs)
         if output.logprobs_tensors is not None:
@@ -68,7 +68,7 @@ class TrainerSampler(Sampler):  # type: ignore[misc]
 
 
 def _temperature(sampling_metadata: Any, logits: Tensor) -> Tensor:
-    """[n, 1] float32, 1 for greedy rows."""
+    """Return the temperatures [n, 1] float32, 1 for greedy rows."""
     given: Tensor | None = sampling_metadata.temperature
     if given is None:
         return torch.ones(len(logits), 1, device=logits.device)
@@ -77,7 +77,7 @@ def _temperature(sampling_metadata: Any, logits: Tensor) -> Tensor:
 
 @dataclass
 class TransferInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Where the ranks of a server meet the sender of a broadcast, who is rank 0; unused for other ways."""
+    """Rendezvous of a server's ranks with the sender of a broadcast, which is rank 0. Other methods do not use it."""
 
     address: str
     port: int
@@ -87,8 +87,8 @@ class TransferInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class TransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A part of the weights: tensors where the engine is in the trainer's process, else a safetensors file; or all of them,
-    which a broadcast brings."""
+    """Part of the weights: tensors if the engine is in this process, otherwise the path of a safetensors file. Or all
+    weights, if they arrive by broadcast."""
 
     weights: Iterable[tuple[str, Tensor]] = ()
     path: str = ""
@@ -96,7 +96,7 @@ class TransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         if not self.path:
-            # vLLM keeps a tensor until the rest of its layer has come; the lender may use its memory again before.
+            # vLLM keeps a tensor until its layer is complete, but the sender may reuse the memory before that.
             yield from ((name, tensor.clone()) for name, tensor in self.weights)
             return
         from safetensors import safe_open
@@ -107,13 +107,13 @@ class TransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):  # type: ignore[misc]
-    """Loads weights under their Hugging Face names, layer by layer into the memory that the engine computes with."""
+    """Loader of weights under their Hugging Face names, layer by layer into the memory that the engine computes with."""
 
     init_info_cls = TransferInit
     update_info_cls = TransferUpdate
 
     def init_transfer_engine(self, init_info: TransferInit) -> None:
-        """Join the group of a broadcast; all ranks and the sender come here together."""
+        """Join the process group of a broadcast. All ranks and the sender call this together."""
         replica = self.parallel_config.data_parallel_index * self.parallel_config.world_size
         self._broadcast = Broadcast(
             meet(init_info.address, init_info.port, init_info.timeout_s),
@@ -124,50 +124,52 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):  # type: ign
         )
 
     def start_weight_update(self) -> None:
-        """Layers get new memory until they are whole."""
+        """Prepare all layers for reloading; each gets new memory until it is complete."""
         named = self.model.named_parameters(remove_duplicate=False)
         self._identities = {name: id(parameter) for name, parameter in named}
         self._loaded: set[int] = set()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """One part. The base class would then wait for an accelerator, which a CPU does not have."""
+        """Load one part. Overridden because the base class synchronizes with an accelerator, which a CPU lacks."""
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except BaseException:
             if update_info.get("broadcast"):
-                self._broadcast.drain()  # whoever sends does not wait for a rank that failed
-            self.finish_weight_update()  # so that the next update starts from whole layers
+                self._broadcast.drain()  # so that the sender does not wait for a failed rank
+            self.finish_weight_update()  # so that the next update starts from complete layers
             raise
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: TransferUpdate) -> None:
-        """Through the model's own loader, which knows how names map and how tensors are split over ranks."""
+        """Load the weights through the model's own loader, which maps names and splits tensors over ranks."""
         if update_info.broadcast:
             update_info = TransferUpdate(weights=self._broadcast.receive())
         loaded = self.model.load_weights(iter(update_info))
-        # A loader that does not say what it took cannot be asked; vLLM's own check of files does the same.
+        # A loader that returns None does not report what it loaded; vLLM's own check of files assumes all, too.
         self._loaded |= {self._identities.get(name, 0) for name in (self._identities if loaded is None else loaded)}
 
     def missing(self) -> list[str]:
-        """Parameters without new values; tied ones are one."""
+        """Return the parameters without new values. Tied parameters count as one."""
         return [name for name, identity in self._identities.items() if identity not in self._loaded]
 
     def finish_weight_update(self) -> None:
-        """Every layer computes with its new memory."""
+        """Make every layer compute with its new weights."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _pack_tied_heads(self.model)
             _pack_experts(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing; no resources are held."""
 
 
 def _pack_tied_heads(model: Any) -> None:
-    """The CPU kernels of vLLM pack the weights of each layer that is loaded. A head that has the embedding's is never loaded
-    itself, and would go on with what was packed first."""
+    """Pack tied output heads again.
+
+    vLLM's CPU kernels pack the weights of each layer when it is loaded. A head tied to the embedding is never loaded itself
+    and would keep its initially packed weights."""
     for layer in model.modules():
         if isinstance(layer, ParallelLMHead) and _is_shared(layer.weight, model):
             layer.quant_method.process_weights_after_loading(layer)
@@ -178,7 +180,7 @@ def _is_shared(weight: Tensor, model: Any) -> bool:
 
 
 def _pack_experts(model: Any) -> None:
-    """vLLM packs the experts for its CPU kernel when they are first loaded, and forgets it when new ones come."""
+    """Pack the experts again: vLLM packs them for its CPU kernel only at the first load."""
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:

@@ -1,7 +1,7 @@
-"""A plugin of vLLM for tests: async scheduling on the CPU platform, which vLLM enables on GPUs only.
+"""vLLM plugin for tests: async scheduling on the CPU platform, which vLLM enables on GPUs only.
 
-vLLM then launches a batch before it processes the tokens of the one before. conftest.py puts this folder on the path, so
-vLLM loads it in every process; `RLCORE_TEST_ASYNC_SCHEDULING=1` enables it for the engines made from then on.
+vLLM then launches a batch before it processes the tokens of the previous one. conftest.py puts this folder on the path,
+so vLLM loads it in every process; `RLCORE_TEST_ASYNC_SCHEDULING=1` enables it for engines created from then on.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ VARIABLE = "RLCORE_TEST_ASYNC_SCHEDULING"
 
 
 class Stream:
-    """Stands for streams and events, which have nothing to wait for on a CPU."""
+    """Stand-in for streams and events, which have nothing to wait for on a CPU."""
 
     def __init__(self, *args, **options):
         pass
@@ -36,11 +36,11 @@ def register():
             vllm_config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
-    stub_streams()  # here for the process of a server's engine, which gets its config ready-made
+    stub_streams()  # needed in the engine process of a server, which receives a finished config
 
 
 def stub_streams():
-    """Replace CUDA streams and events for the rest of the process; return False when async scheduling is not asked for."""
+    """Replace CUDA streams and events for the rest of the process; return False if async scheduling is not enabled."""
     if os.environ.get(VARIABLE) != "1":
         return False
     torch.Event = torch.cuda.Event = torch.Stream = torch.cuda.Stream = Stream
