@@ -1,6 +1,6 @@
-"""One thread, no network, and one engine for all tests that do not ask for their own.
+"""Fixtures: one thread, no network, and one engine for all tests that do not start their own.
 
-Without SGLang's kernels, tests/plain_cpu/enable.py must have been run in this environment.
+Without SGLang's kernels, run tests/plain_cpu/enable.py in this virtual environment first.
 """
 
 import os
@@ -34,7 +34,7 @@ def small_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_llama(small_model, tmp_path_factory):
-    """A random Llama with grouped heads and an output layer of its own."""
+    """A random Llama with grouped-query attention and an untied output layer."""
     return tiny_model("llama", small_model, tmp_path_factory.mktemp("llama"))
 
 
@@ -46,7 +46,7 @@ def tiny_qwen2(small_model, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_qwen3(small_model, tmp_path_factory):
-    """A random Qwen3: normalised queries and keys, heads of another size than the hidden one asks for."""
+    """A random Qwen3: normalized queries and keys, and a head size that does not follow from the hidden size."""
     return tiny_model("qwen3", small_model, tmp_path_factory.mktemp("qwen3"))
 
 
@@ -57,7 +57,7 @@ def tiny_qwen3_moe(small_model, tmp_path_factory):
 
 
 def tiny_model(family, tokenizer_from, directory):
-    """Random weights, large enough that most likely tokens stand out."""
+    """Save a random model with weights large enough that the most likely tokens stand out."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -88,7 +88,7 @@ def tiny_model(family, tokenizer_from, directory):
 
 @pytest.fixture(scope="session")
 def shared_engine(small_model):
-    """An engine in a process of its own; version and weights are whatever the last test left."""
+    """An engine in its own process, with the version and weights left by the previous test."""
     engine = SGLangRollout(
         SGLangConfig(max_batch_size=16), model=ModelConfig(path=small_model), context=RolloutContext()
     )

@@ -1,4 +1,4 @@
-"""`python host.py MODEL PHASE`: a host with an engine, for tests that kill it. Says the engine's pid, then when it is busy."""
+"""`python host.py MODEL PHASE`: a host with an engine, for tests that kill it. Prints the engine's pid, then when it is busy."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""The contract of an engine, on a real SGLang in a process of its own."""
+"""The engine contract, tested on SGLang in its own process."""
 
 import pytest
 from rlcore_sglang import SGLangConfig, SGLangRollout

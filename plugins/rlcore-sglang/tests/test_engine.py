@@ -1,4 +1,4 @@
-"""A real SGLang in a process of its own: it equals the reference engine, takes weights at any time, and refuses what it cannot."""
+"""SGLang in its own process: equality with the reference engine, weight updates at any time, and refusals."""
 
 import asyncio
 from dataclasses import replace
@@ -18,9 +18,9 @@ from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 
 TOLERANCE = 5e-3
-"""Of log-probs; see the README."""
+"""Tolerance of log-probs; see the README."""
 BFLOAT16_TOLERANCE = 0.3
-"""The same in bfloat16, against a reference in float32."""
+"""Tolerance in bfloat16 against a reference in float32."""
 
 
 def make(model, precision="float32", **options):
@@ -29,7 +29,7 @@ def make(model, precision="float32", **options):
 
 
 def scaled(model, factor):
-    """Every weight multiplied: the same shapes, another distribution."""
+    """Return all weights multiplied by a factor: the same shapes, another distribution."""
     return [(name, tensor * factor) for name, tensor in weights(model)]
 
 
@@ -41,7 +41,7 @@ def llama(tiny_llama):
 
 
 class TestFidelity:
-    """Greedy tokens and log-probs against `hf`, before and after each way of weights."""
+    """Greedy tokens and log-probs compared with `hf`, before and after each kind of weight update."""
 
     @pytest.mark.parametrize("how", ["as loaded", "memory", "small pieces", "disk"])
     def test_llama_equals_the_reference_engine(self, llama, tiny_llama, how):
@@ -67,7 +67,7 @@ class TestFidelity:
 
 
 def compare(engine, model, how, tolerance=TOLERANCE):
-    margin = 2 * tolerance  # between the two most likely tokens, from which on they must be equal
+    margin = 2 * tolerance  # gap of the two most likely tokens above which the choices must be equal
     reference = HFRollout(HFConfig(), model=ModelConfig(path=model), context=RolloutContext())
     if how != "as loaded":
         change = {"memory": {}, "small pieces": {"bucket_mb": 1}, "disk": {"weights": "disk"}}[how]
@@ -88,18 +88,18 @@ def compare(engine, model, how, tolerance=TOLERANCE):
         drawn = scores.gather(1, torch.tensor(list(sample.token_ids))[:, None]).squeeze(1)
         assert float((drawn - torch.tensor(list(sample.log_probs))).abs().max()) < tolerance
         best = scores.topk(2, dim=-1).values
-        assert float((best[:, 0] - drawn).max()) < margin, "a token was taken that is not the most likely one"
+        assert float((best[:, 0] - drawn).max()) < margin, "the sampled token is not the most likely one"
         unclear = (best[:, 0] - best[:, 1] < margin).nonzero()
         same = int(unclear[0]) if len(unclear) else len(sample.token_ids)
         assert list(sample.token_ids)[:same] == list(wanted[number].token_ids)[:same]
         assert sample.policy_version == (7 if how != "as loaded" else 0)
         num_equal += same
     if tolerance == TOLERANCE:
-        assert num_equal > 20, "the model is too undecided to compare"
+        assert num_equal > 20, "the model's choices are too ambiguous to compare"
 
 
 def watch(engine, monkeypatch):
-    """The control actions that the engine is told from now on."""
+    """Return a list that records all further control actions."""
     told, control = [], engine._engine.control
 
     def telling(action, **fields):
@@ -112,7 +112,7 @@ def watch(engine, monkeypatch):
 
 @torch.no_grad()
 def scores_of(reference, asked, sample):
-    """[n, V] log-probs of the reference's weights at each token of a response."""
+    """Return the reference's log-probs [n, V] at each token of a response."""
     ids = torch.tensor([[*asked.prompt_ids, *sample.token_ids]])
     model = reference._model
     model.set_attn_implementation("sdpa")
@@ -120,7 +120,7 @@ def scores_of(reference, asked, sample):
 
 
 class changed:
-    """Other settings for a while."""
+    """Context manager that changes settings temporarily."""
 
     def __init__(self, engine, **options):
         self.engine, self.options = engine, options
@@ -135,14 +135,14 @@ class changed:
 
 @pytest.fixture(scope="module")
 def plain(tiny_llama):
-    """Without what is on by default: draws without seeds, and hands out each token before the next one is computed."""
+    """An engine without two defaults: it ignores seeds, and returns each token before the next one is computed."""
     engine = make(tiny_llama, deterministic=False, engine_options={"disable_overlap_schedule": True})
     yield engine
     engine.close()
 
 
 class TestWeightsMeanwhile:
-    """New weights come while sequences are in flight."""
+    """New weights that arrive while sequences are in flight."""
 
     @pytest.mark.parametrize("pause", ["retract", "abort", "in_place", "in_place, without overlap"])
     def test_sequences_go_on_under_the_new_weights(self, tiny_llama, pause, request):
@@ -154,7 +154,7 @@ class TestWeightsMeanwhile:
             samples = asyncio.run(asyncio.wait_for(_load_after_first(llama, asked, scaled(tiny_llama, 1.3)), HANG_S))
 
             later = run(llama, [_long(i, tokens=5) for i in range(4)])
-        for sample in later:  # with the same prompts: nothing of them may have been kept
+        for sample in later:  # with the same prompts, whose old KV cache must not be reused
             new = _log_probs(tiny_llama, 1.3, asked[sample.request_id], sample)
             assert float((torch.tensor(list(sample.log_probs)) - new).abs().max()) < TOLERANCE
 
@@ -169,13 +169,13 @@ class TestWeightsMeanwhile:
             found = torch.tensor(list(sample.log_probs))
             is_old, is_new = (found - old).abs() < TOLERANCE, (found - new).abs() < TOLERANCE
             switch = int((~is_old).nonzero()[0])
-            assert switch > 0, "nothing was drawn before the new weights came"
+            assert switch > 0, "no token was sampled before the new weights arrived"
             named = list(sample.token_versions).count(10)
             assert list(sample.token_versions) == [10] * named + [11] * (len(found) - named)
-            # In place, SGLang names the version when it hands a token out: one was drawn before and named after.
+            # In place, SGLang attaches the version when it returns a token: one is sampled before and labelled after.
             assert switch - named in ((0, 1) if pause == "in_place" and not plainly else (0,))
-            if pause != "in_place":  # else the new tokens attend to keys and values of the old weights
-                assert bool(is_new[switch:].all()), f"token {switch} on must be drawn under the new weights alone"
+            if pause != "in_place":  # otherwise the new tokens attend to the KV cache of the old weights
+                assert bool(is_new[switch:].all()), f"token {switch} on must be sampled under the new weights alone"
 
     def test_a_broken_update_ends_those_who_wait(self, llama, tiny_llama):
         async def go():
@@ -229,7 +229,7 @@ def ranks(tiny_llama):
 
 
 class TestTensorParallel:
-    """Two ranks share an engine; here both are objects of one process."""
+    """Two ranks that share an engine; here both are objects in one process."""
 
     @pytest.mark.parametrize("how", ["as loaded", "memory", "disk"])
     def test_two_ranks_equal_the_reference_engine(self, ranks, tiny_llama, how):
@@ -238,7 +238,9 @@ class TestTensorParallel:
     def test_the_second_rank_takes_its_part_and_yields_nothing(self, ranks, tiny_llama):
         taken = []
         ranks[1].load_weights(_watched(weights(tiny_llama), taken), 8)
-        assert taken == [name for name, _ in weights(tiny_llama)], "every rank must walk: gathering may need it"
+        assert taken == [name for name, _ in weights(tiny_llama)], (
+            "every rank must iterate over the weights, as gathering may need it"
+        )
         assert run(ranks[1], [request(0), request(1)]) == []
         with pytest.raises(ModelError, match="weights did not come"):
             ranks[1].load_weights(iter(weights(tiny_llama)[:-1]), 9)
@@ -278,7 +280,7 @@ def test_min_p_with_seeds_is_refused_before_anything_runs(shared_engine):
     assert len(run(shared_engine, [request(0)])) == 1
 
 
-def test_a_model_that_sglang_does_not_take_is_named_with_another_engine(small_model):
+def test_a_model_that_sglang_cannot_run_is_refused_and_another_engine_suggested(small_model):
     with pytest.raises(ModelError) as caught:
         make(small_model, engine_options={"attention_backend": "fa3"})
     first, second = str(caught.value).splitlines()[:2]
@@ -286,13 +288,13 @@ def test_a_model_that_sglang_does_not_take_is_named_with_another_engine(small_mo
     assert second.endswith("rollout=hf")
 
 
-def test_an_interpreter_that_is_none_is_named(small_model):
-    with pytest.raises(UserError, match=r"rollout.python=/nowhere/python: it cannot be started"):
+def test_a_missing_interpreter_is_reported(small_model):
+    with pytest.raises(UserError, match=r"rollout.python=/nowhere/python cannot be started"):
         make(small_model, python="/nowhere/python")
 
 
-def test_an_environment_without_sglang_is_named_with_the_line_to_type(small_model, tmp_path):
-    """As from a controller whose own environment has no SGLang; here a bare one."""
+def test_a_virtual_environment_without_the_plugin_is_reported_with_the_command_to_type(small_model, tmp_path):
+    """Use an empty virtual environment as `rollout.python`."""
     import subprocess
     import sys
 
@@ -301,5 +303,5 @@ def test_an_environment_without_sglang_is_named_with_the_line_to_type(small_mode
     with pytest.raises(UserError) as caught:
         make(small_model, python=python)
     first, second = str(caught.value).splitlines()
-    assert first == f"rollout.python={python} is an environment without rlcore-sglang"
+    assert first == f"rollout.python={python} is in a virtual environment without rlcore-sglang"
     assert second == f'Type  {python} -m pip install "rlcore-sglang[engine]"'

@@ -1,4 +1,4 @@
-"""Tests that need CUDA devices: the contract, memory that is given back, CUDA graphs under new weights; in bfloat16."""
+"""Tests that need a GPU, in bfloat16: the contract, freed memory, and CUDA graphs under new weights."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from rlcore.testing.rollout import request, run, tokens, weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.device_count(), reason="no CUDA device")]
 SHARE = 0.3
-"""Of a device, so that engines of two tests find room."""
+"""Fraction of a device, so that the engines of two tests fit."""
 
 
 def on_gpu(path, **config):
@@ -38,7 +38,7 @@ class TestOnGPU(ModelRolloutContract):
 
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
 @pytest.mark.parametrize("family", ["tiny_qwen3", "tiny_qwen3_moe"])
-def test_new_weights_are_drawn_from_eagerly_and_from_graphs(enforce_eager, family, request):
+def test_new_weights_are_used_eagerly_and_in_cuda_graphs(enforce_eager, family, request):
     model = request.getfixturevalue(family)
     engine = on_gpu(model, enforce_eager=enforce_eager)
     try:
@@ -48,7 +48,7 @@ def test_new_weights_are_drawn_from_eagerly_and_from_graphs(enforce_eager, famil
         engine.close()
 
 
-def test_an_engine_that_sleeps_gives_its_memory_back_and_wakes_with_its_weights(small_model):
+def test_a_sleeping_engine_frees_its_memory_and_wakes_with_its_weights(small_model):
     engine = on_gpu(small_model)
     try:
         engine.load_weights(iter([(name, tensor * 1.2) for name, tensor in weights(small_model)]), 1)
@@ -57,7 +57,9 @@ def test_an_engine_that_sleeps_gives_its_memory_back_and_wakes_with_its_weights(
         engine.sleep()
         asleep = used()
         engine.wake()
-        assert awake - asleep > SHARE * torch.cuda.mem_get_info()[1] / 2, "keys and values are most of what it takes"
+        assert awake - asleep > SHARE * torch.cuda.mem_get_info()[1] / 2, (
+            "most of the engine's memory must be its KV cache"
+        )
         assert tokens(run(engine, asked)) == wanted
     finally:
         engine.close()

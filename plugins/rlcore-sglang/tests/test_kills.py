@@ -1,4 +1,4 @@
-"""Whoever is killed or stops, whenever: those who wait are told, and nothing is left of the engine."""
+"""Hosts and engines that are killed or stop responding: waiting calls fail, and no process of the engine is left."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def host(tiny_llama, request):
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "engine"])
-def test_a_process_of_an_engine_that_is_killed_is_a_dead_engine_with_its_name_and_not_a_dead_host(tiny_llama, victim):
+def test_a_killed_engine_process_is_reported_as_a_dead_engine_and_not_a_dead_host(tiny_llama, victim):
     engine = SGLangRollout(
         SGLangConfig(max_batch_size=16), model=ModelConfig(path=tiny_llama), context=RolloutContext()
     )
@@ -74,7 +74,7 @@ def generate_for(engine, seconds):
 
 
 def of(engine):
-    """What runs of an engine: the processes of its session."""
+    """Return the processes of an engine's session."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -91,11 +91,11 @@ def of(engine):
     indirect=["host"],
     ids=["importing", "starting schedulers", "starting schedulers, with its engine", "generating", "taking weights"],
 )
-def test_nothing_is_left_when_the_host_is_killed(host, when):
+def test_no_process_is_left_when_the_host_is_killed(host, when):
     process, engine = host
     if when == "import":
         time.sleep(1.0)
-        assert [process.pid for process in of(engine)] == [engine], "it imports SGLang for seconds"
+        assert [process.pid for process in of(engine)] == [engine], "importing SGLang takes seconds"
     elif when in ("schedulers", "both"):
         wait_until(lambda: len(of(engine)) >= 3)
     else:
@@ -122,31 +122,34 @@ connection.recv()
 connection.send((0, True, {{"pids": []}}))
 {then}
 """
-"""Instead of SGLang: starts, and then does what no engine should."""
+"""Replacement for SGLang that starts and then misbehaves."""
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "text"),
     [
-        ("time.sleep(1000)", r"died \(pid \d+, signal SIGKILL\): it took no message within 1 s \(rollout.timeout_s\)"),
+        (
+            "time.sleep(1000)",
+            r"died \(pid \d+, signal SIGKILL\): it accepted no message within 1 s \(rollout.timeout_s\)",
+        ),
         (
             "os.write(connection.fileno(), struct.pack('!i', 100) + b'x'); time.sleep(1000)",
             r"it stopped in the middle of a message for 1 s \(rollout.timeout_s\)",
         ),
         ("os.fork() and os._exit(3); time.sleep(1000)", r"died \(pid \d+, exit code 3\)"),
     ],
-    ids=["deaf", "half a message", "a child holds the socket"],
+    ids=["reads nothing", "partial message", "a child holds the socket"],
 )
-def test_an_engine_that_stops_is_given_up_with_the_reason(small_model, tmp_path, then, said):
+def test_an_engine_that_stops_responding_is_abandoned_with_the_reason(small_model, tmp_path, then, text):
     python = tmp_path / "python"
     python.write_text(_ENGINE.format(python=sys.executable, then=then))
     python.chmod(0o755)
     config = SGLangConfig(python=str(python), timeout_s=1.0)
     engine = SGLangRollout(config, model=ModelConfig(path=small_model), context=RolloutContext())
     own = engine._engine._process.pid
-    message = {"fills the socket": "x" * 2**21 if "no message" in said else ""}
+    message = {"fills the socket": "x" * 2**21 if "no message" in text else ""}
     try:
-        with pytest.raises(InfrastructureError, match=said):
+        with pytest.raises(InfrastructureError, match=text):
             asyncio.run(asyncio.wait_for(engine._engine.answer([1], message), HANG_S))
         wait_until(lambda: not of(own))
     finally:
@@ -165,7 +168,7 @@ def test_engine_that_does_not_start_in_time_names_both_deadlines(small_model, tm
     assert str(raised.value).endswith("rollout.start_timeout_s=3600 runtime.start_timeout_s=4000")
 
 
-def test_an_engine_whose_host_says_nothing_ends_and_says_so():
+def test_an_engine_whose_host_sends_no_options_exits_with_the_reason():
     code = "from rlcore_sglang import engine; engine._OPTIONS_TIMEOUT_S = 0.2; engine.main()"
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -182,7 +185,7 @@ def test_an_engine_whose_host_says_nothing_ends_and_says_so():
     assert done.stderr.splitlines()[-1] == "TimeoutError: the host sent no options within 0.2 s"
 
 
-def test_a_service_whose_host_stops_in_the_middle_of_a_message_ends_and_says_so(capsys):
+def test_a_service_whose_host_stops_in_the_middle_of_a_message_exits_with_the_reason(capsys):
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 200_000))
     with ours:
@@ -193,7 +196,7 @@ def test_a_service_whose_host_stops_in_the_middle_of_a_message_ends_and_says_so(
     assert "TimeoutError: the host stopped in the middle of a message" in capsys.readouterr().err
 
 
-def test_a_message_that_comes_in_parts_is_taken_whole_on_the_loop_that_sglang_uses():
+def test_a_message_that_arrives_in_parts_is_read_completely_with_uvloop():
     uvloop = pytest.importorskip("uvloop", reason="SGLang brings it")
     ours, theirs = socket.socketpair()
     host, connection = Connection(ours.detach()), Connection(theirs.detach())
@@ -205,7 +208,7 @@ def test_a_message_that_comes_in_parts_is_taken_whole_on_the_loop_that_sglang_us
         writing = asyncio.create_task(asyncio.to_thread(write_slowly, host, message))
         await writing
         await asyncio.sleep(0.1)
-        assert not served.done(), "it gave the host up"
+        assert not served.done(), "the service gave up on its host"
         host.close()
         await asyncio.wait_for(served, HANG_S)
 

@@ -1,4 +1,4 @@
-"""What needs no engine: settings, requests, responses in parts, pieces of weights, versions."""
+"""Tests without an engine: settings, requests, interrupted responses, buckets of weights, versions."""
 
 import contextlib
 import json
@@ -42,27 +42,27 @@ def ask(num_prompt=3, **sampling):
 
 
 @pytest.mark.parametrize(
-    ("typed", "said", "to_type"),
+    ("typed", "message", "to_type"),
     [
         ({"tensor_parallel": 0}, "rollout.tensor_parallel: expected 1 or more, got 0", "rollout.tensor_parallel=1"),
         ({"gpu_memory_utilization": 1.0}, "expected a number between 0 and 1", "rollout.gpu_memory_utilization=0.85"),
         ({"url": "host:30000"}, "rollout.url: expected an address", "rollout.url=http://localhost:30000"),
-        ({"router": "http://host:1"}, "rollout.router: weights and pauses go to each server", "rollout.url="),
-        ({"engine_options": {"dp_size": 2}}, "SGLang refuses new weights", "placement=split"),
+        ({"router": "http://host:1"}, "rollout.router: url is empty", "rollout.url="),
+        ({"engine_options": {"dp_size": 2}}, "SGLang cannot update their weights", "placement=split"),
         ({"engine_options": {"tp_size": 2}}, "tp_size is set by rlcore", "rollout.tensor_parallel="),
         ({"engine_options": {"pp_size": 2}}, "pp_size is set by rlcore", "rollout.tensor_parallel="),
         ({"engine_options": {"weight_version": "a"}}, "weight_version is set by rlcore", "Leave engine_options"),
         ({"url": "http://a:1", "tensor_parallel": 2}, "expected 1 with rollout.url", "rollout.tensor_parallel=1"),
         ({"url": "http://a:1", "engine_options": {"x": 1}}, "engine_options: expected {}", "engine_options={}"),
-        ({"url": "http://a:1", "python": "p"}, "as a server has its own, got p", "rollout.python="),
+        ({"url": "http://a:1", "python": "p"}, "because it is set when the server starts, got p", "rollout.python="),
         ({"pause": "later"}, "rollout.pause", "retract"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_what_to_type(typed, said, to_type):
+def test_invalid_settings_are_refused_with_what_to_type(typed, message, to_type):
     with pytest.raises(ConfigError) as caught:
         build(SGLangConfig, typed, "rollout")
     first, _, second = str(caught.value).partition("\n")
-    assert said in first
+    assert message in first
     assert to_type in first + second
 
 
@@ -74,13 +74,13 @@ def test_an_engine_option_that_rlcore_sets_cannot_be_given(small_model, device):
     assert set_here - free <= _OURS.keys()
 
 
-def test_a_number_of_bytes_for_keys_and_values_is_refused_on_a_gpu(small_model):
+def test_a_fixed_cache_size_is_refused_on_a_gpu(small_model):
     config, context = SGLangConfig(kv_cache_gb=2), RolloutContext(device="cuda:0")
     with pytest.raises(ConfigError, match=r"rollout.kv_cache_gb=2: .*\n.*rollout.gpu_memory_utilization"):
         engine_options(config, ModelConfig(path=small_model), context, LIMITS)
 
 
-def test_float32_on_a_gpu_is_refused_without_an_attention_backend_that_computes_in_it(small_model):
+def test_float32_on_a_gpu_is_refused_without_an_attention_backend(small_model):
     exact, triton = ModelConfig(path=small_model), SGLangConfig(engine_options={"attention_backend": "triton"})
     with pytest.raises(ConfigError, match=r"model.precision=float32: .*\nType  model.precision=bfloat16 .*=triton$"):
         SGLangRollout.check_model(SGLangConfig(), model=exact, device="cuda")
@@ -108,17 +108,17 @@ def test_a_server_in_float32_on_a_gpu_is_refused(small_model, monkeypatch):
     assert len(started) == 2
 
 
-def test_an_environment_that_changes_log_probs_does_not_reach_the_engine(monkeypatch):
+def test_an_environment_variable_that_changes_log_probs_does_not_reach_the_engine(monkeypatch):
     monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
     assert "SGLANG_RETURN_ORIGINAL_LOGPROB" not in engine_environment(SGLangConfig(), RolloutContext(), [])
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "message"),
     [("RuntimeError: Not enough memory. Please try", "gpu_memory_utilization"), ("ValueError: ?", "rollout=hf")],
 )
-def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(cause, said):
-    assert said in advice(cause, SGLangConfig())
+def test_a_start_that_runs_out_of_memory_suggests_another_memory_setting(cause, message):
+    assert message in advice(cause, SGLangConfig())
 
 
 @pytest.mark.parametrize(
@@ -131,29 +131,29 @@ def test_a_start_that_fails_for_memory_says_how_to_ask_for_another_share(cause, 
         ({"url": "http://a:1"}, 1000, 0),
     ],
 )
-def test_memory_of_an_engine_is_what_its_settings_give_it(setting, device, taken, monkeypatch):
+def test_engine_memory_follows_the_settings(setting, device, taken, monkeypatch):
     monkeypatch.setattr(install, "_version", lambda name: "0.5.21")
     assert SGLangRollout.engine_bytes(SGLangConfig(**setting), 10, 20, device=device) == taken
 
 
 @pytest.mark.parametrize("way", ["memory", "disk"])
-def test_a_directory_for_weights_that_is_not_there_is_named(small_model, way):
+def test_a_missing_weights_directory_is_reported(small_model, way):
     config = SGLangConfig(weights_directory="/nowhere", weights=way)
     with pytest.raises(InfrastructureError, match=r"rollout.weights_directory=/nowhere: .*\nType another"):
         send(Recording(), iter([("a", torch.ones(4))]), 3, config=config, device="cpu", path=small_model)
 
 
-def test_urls_are_split_and_lose_their_last_slash():
+def test_urls_are_split_without_their_trailing_slash():
     assert SGLangConfig(url="http://a:1/, https://b:2").urls == ["http://a:1", "https://b:2"]
 
 
 @pytest.mark.parametrize(("rank", "dp_rank", "returns"), [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, False)])
-def test_neighbouring_ranks_share_an_engine_and_its_first_one_returns(rank, dp_rank, returns):
+def test_consecutive_ranks_share_an_engine_and_only_the_first_returns_samples(rank, dp_rank, returns):
     mesh = _mesh(SGLangConfig(tensor_parallel=2), RolloutContext(rank=rank, world_size=4))
     assert (mesh.dp_rank, mesh.dp_size, mesh.returns) == (dp_rank, 2, returns)
 
 
-def test_engines_that_do_not_fill_the_pool_are_refused():
+def test_an_engine_size_that_does_not_divide_the_pool_is_refused():
     with pytest.raises(
         ConfigError, match=r"tensor_parallel=3 does not divide the 4 ranks[\s\S]*\(1, 2, 4 are possible\)"
     ):
@@ -161,7 +161,7 @@ def test_engines_that_do_not_fill_the_pool_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("request_", "message"),
     [
         (ask(num_prompt=0), "request 7 has an empty prompt"),
         (Request(request_id=7, prompt_ids=[32], sampling=Sampling(), seed=0), "token id 32 is not among the 32"),
@@ -169,17 +169,17 @@ def test_engines_that_do_not_fill_the_pool_are_refused():
         (Request(request_id=7, prompt_ids=[2] * 64, sampling=Sampling(), seed=0), "data.max_prompt_tokens=63"),
     ],
 )
-def test_a_request_that_cannot_run_is_named(request_, said):
-    with pytest.raises(SampleError, match=said):
+def test_a_request_that_cannot_run_is_refused_with_its_id(request_, message):
+    with pytest.raises(SampleError, match=message):
         LIMITS.room(request_)
 
 
-def test_a_response_ends_where_the_context_does():
+def test_a_response_ends_at_the_context_length():
     assert LIMITS.room(ask(num_prompt=60, max_response_tokens=10)) == 4
     assert LIMITS.room(ask(num_prompt=60, max_response_tokens=3)) == 3
 
 
-def test_a_request_becomes_sampling_params_of_sglang():
+def test_a_request_is_converted_to_sglangs_sampling_params():
     asked = ask(temperature=0.5, top_p=0.9, stop=("x",), stop_token_ids=(9,), max_response_tokens=6)
 
     params = sampling_params(Response(asked, 6), LIMITS, SGLangConfig())
@@ -198,7 +198,7 @@ def test_a_request_becomes_sampling_params_of_sglang():
     }
 
 
-def test_min_p_with_seeds_is_refused_as_it_would_end_the_engine():
+def test_min_p_with_seeds_is_refused():
     response = Response(ask(min_p=0.1), 6)
     with pytest.raises(ConfigError, match=r"rollout.deterministic=false"):
         sampling_params(response, LIMITS, SGLangConfig())
@@ -206,7 +206,7 @@ def test_min_p_with_seeds_is_refused_as_it_would_end_the_engine():
     assert params["min_p"] == 0.1 and "sampling_seed" not in params
 
 
-def test_an_aborted_beginning_becomes_prompt_and_stays_in_the_sample():
+def test_an_aborted_part_becomes_prompt_and_stays_in_the_sample():
     response = Response(ask(max_response_tokens=5), 5)
 
     response.add(Answer([11, 12], [-0.5, -1.0], ABORT, [3, 3]))
@@ -220,26 +220,30 @@ def test_an_aborted_beginning_becomes_prompt_and_stays_in_the_sample():
     assert (sample.finish_reason, sample.policy_version, list(sample.token_versions)) == ("stop", 4, [3, 3, 4])
 
 
-def test_a_response_that_was_full_when_it_was_aborted_ends_by_its_length():
+def test_a_response_aborted_at_its_maximum_length_ends_by_length():
     response, answer = Response(ask(max_response_tokens=1), 1), Answer([11], [-0.5], ABORT, [3])
     response.add(answer)
     assert response.sample(answer, 3).finish_reason == "length"
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
         (Answer([4], [math.nan], STOP, [0]), NumericalError, "request 7: .* not finite at position 3"),
-        (Answer([4, 5], [-1.0], STOP, [0, 0]), SampleError, "request 7: SGLang gave 2 tokens, 1 log-probs and 2"),
-        (Answer([], [], ABORT | {"status_code": 400, "message": "too long"}, []), SampleError, "refused it: too long"),
+        (Answer([4, 5], [-1.0], STOP, [0, 0]), SampleError, "request 7: SGLang returned 2 tokens, 1 log-probs and 2"),
+        (
+            Answer([], [], ABORT | {"status_code": 400, "message": "too long"}, []),
+            SampleError,
+            "request 7: refused by SGLang: too long",
+        ),
     ],
 )
-def test_answers_that_are_none_are_errors(answer, error, said):
-    with pytest.raises(error, match=said):
+def test_invalid_answers_are_errors(answer, error, message):
+    with pytest.raises(error, match=message):
         Response(ask(), 6).add(answer)
 
 
-def test_every_token_has_the_version_that_drew_it():
+def test_every_token_has_the_version_that_sampled_it():
     meta = {
         "finish_reason": LENGTH,
         "weight_version": "9",
@@ -251,7 +255,7 @@ def test_every_token_has_the_version_that_drew_it():
 
 
 class Recorder:
-    """A model that keeps what its loader is given."""
+    """A model that keeps the weights its loader receives."""
 
     def __init__(self):
         self.found = {}
@@ -261,7 +265,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("limit", [1, 78, 10**6], ids=["each alone", "several pieces", "one piece"])
-def test_pieces_bring_every_tensor_bit_for_bit(tmp_path, limit):
+def test_buckets_transfer_every_tensor_bit_for_bit(tmp_path, limit):
     torch.manual_seed(0)
     shapes = {"a": (3, 5), "b": (7,), "c": (2, 2, 2), "d": (1,)}
     dtypes = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float16, "d": torch.float32}
@@ -285,15 +289,15 @@ def test_pieces_bring_every_tensor_bit_for_bit(tmp_path, limit):
 
 
 class Recording:
-    """An engine that writes down what it is told, and refuses one thing."""
+    """An engine that records its control actions and refuses one of them."""
 
     num_ranks = 1
 
     def __init__(self, refused=""):
-        self.told, self.refused = [], refused
+        self.actions, self.refused = [], refused
 
     def control(self, action, **fields):
-        self.told.append((action, fields.get("mode") or fields.get("new_version") or ""))
+        self.actions.append((action, fields.get("mode") or fields.get("new_version") or ""))
         if action == self.refused:
             raise InfrastructureError(f"{action} was refused")
 
@@ -321,9 +325,9 @@ BEGUN = [("pause_generation", "retract"), ("update_weight_version", NO_VERSION),
             [("end_weight_update", ""), ("pause_generation", "retract"), ("pause_generation", "abort")],
         ),
     ],
-    ids=["all went well", "a piece was refused", "a server refused the end"],
+    ids=["success", "bucket refused", "end refused by a server"],
 )
-def test_a_version_is_named_when_the_update_has_ended_and_half_of_one_serves_nobody(tmp_path, refused, url, then):
+def test_the_version_is_set_only_after_a_complete_update(tmp_path, refused, url, then):
     engine = Recording(refused)
     config = SGLangConfig(weights_directory=str(tmp_path), url=url)
     with (
@@ -331,11 +335,11 @@ def test_a_version_is_named_when_the_update_has_ended_and_half_of_one_serves_nob
     ):
         send(engine, iter([("a", torch.ones(4))]), 3, config=config, device="cpu", path="")
 
-    assert engine.told[:3] == BEGUN
-    assert [one for one in engine.told[3:] if one[0] != "update_weights_from_tensor"] == then
+    assert engine.actions[:3] == BEGUN
+    assert [one for one in engine.actions[3:] if one[0] != "update_weights_from_tensor"] == then
 
 
-def test_weights_that_find_no_room_are_an_error_and_not_a_crash(tmp_path, monkeypatch):
+def test_a_full_weights_directory_is_an_error_and_not_a_crash(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -345,7 +349,7 @@ def test_weights_that_find_no_room_are_an_error_and_not_a_crash(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keys_and_values_for_not_even_one_sequence_are_refused(small_model):
+def test_a_cache_too_small_for_one_sequence_is_refused(small_model):
     config = SGLangConfig(kv_cache_gb=1e-6)
     with pytest.raises(ConfigError, match="one sequence needs") as caught:
         cache_tokens(config, ModelConfig(path=small_model), LIMITS)
@@ -353,44 +357,44 @@ def test_keys_and_values_for_not_even_one_sequence_are_refused(small_model):
 
 
 @pytest.mark.parametrize(
-    ("installed", "said"),
+    ("installed", "message"),
     [
         ({}, "needs SGLang, which is not installed in"),
-        ({"sglang": "0.4.1"}, "is written for sglang.*and sglang 0.4.1 is installed"),
+        ({"sglang": "0.4.1"}, "requires sglang.*but sglang 0.4.1 is installed"),
     ],
 )
-def test_another_version_is_refused_with_the_line_to_type(monkeypatch, installed, said):
+def test_a_missing_or_unsupported_sglang_is_refused_with_the_command_to_type(monkeypatch, installed, message):
     monkeypatch.setattr(install, "_version", lambda name: installed.get(name, ""))
-    with pytest.raises(SGLangMissing, match=said) as caught:
+    with pytest.raises(SGLangMissing, match=message) as caught:
         check_installed()
     assert f'pip install "{wanted_version()}"' in str(caught.value)
     assert "rollout.python=OTHER_ENVIRONMENT/bin/python" in str(caught.value)
-    with pytest.raises(SGLangMissing, match=said):
+    with pytest.raises(SGLangMissing, match=message):
         SGLangRollout.engine_bytes(SGLangConfig(), 10, 20, device=0)
     assert SGLangRollout.engine_bytes(SGLangConfig(python="other/bin/python"), 10, 20, device=0) == 30
 
 
-def test_a_gpu_without_the_package_of_kernels_is_refused(monkeypatch):
+def test_a_gpu_without_the_kernel_package_is_refused(monkeypatch):
     monkeypatch.setattr(install, "_version", lambda name: {"sglang": "0.5.21"}.get(name, ""))
     assert check_installed() == "0.5.21"
-    with pytest.raises(SGLangMissing, match="sglang-kernel is not installed"):
+    with pytest.raises(SGLangMissing, match="sglang-kernel on a GPU, which is not installed"):
         check_installed(needs_kernels=True)
 
 
-def test_the_last_exception_in_a_log_is_the_cause():
+def test_the_last_exception_in_a_log_is_reported_as_the_cause():
     log = "Traceback\nValueError: first\n  File x\nAssertionError: second\nshutting down: done"
     assert last_error(log, "?") == "AssertionError: second"
     assert last_error("nothing here", "exit code 1") == "exit code 1"
 
 
-def test_a_scheduler_that_lost_another_one_is_told_with_what_came_before():
+def test_a_lost_scheduler_is_reported_after_the_exception_before_it():
     lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
     assert last_error(f"ValueError: a\nOSError: b\n{lost}\n{lost}", "?") == f"OSError: b, then {lost}"
     assert last_error(lost, "?") == lost
     assert last_error(f"{lost}\nOSError: b", "?") == "OSError: b"
 
 
-def test_to_choose_the_plugin_imports_neither_sglang_nor_torch():
+def test_selecting_the_plugin_imports_neither_sglang_nor_torch():
     code = "import sys, rlcore_sglang; print([name for name in ('sglang', 'transformers') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert found.stdout.strip() == "[]"

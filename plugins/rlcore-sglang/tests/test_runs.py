@@ -1,4 +1,4 @@
-"""Whole runs from the command line: in one environment, and with trainer and engine in two."""
+"""Complete runs from the command line, with trainer and engine in one virtual environment and in two."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from rlcore.testing.waiting import HANG_S
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONTROLLER = Path(os.environ.get("RLCORE_CONTROLLER_PYTHON", REPOSITORY / ".venv" / "bin" / "python"))
-"""Python of an environment with rlcore and without SGLang; it finds this plugin, which needs no more, by PYTHONPATH."""
+"""Python of a virtual environment with rlcore but without SGLang; it finds this plugin through PYTHONPATH."""
 TWO_STEPS = ("trainer.steps=2", "trainer.prompts_per_step=4")
 RARELY = ["eval.every_steps=0", "checkpoint.every_steps=100"]
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def train(python, directory, *settings, length=TWO_STEPS):
-    """Run `rlcore train`; returns the metrics of each step."""
+    """Run `rlcore train` and return the metrics of each step."""
     command = [str(python), "-m", "rlcore", "train", "preset=quickstart", "rollout=sglang", *RARELY, *length, *settings]
     command += [f"run.directory={directory}", "run.name=run"]
     path = {"PYTHONPATH": str(Path(rlcore_sglang.__file__).parents[1])} if python == CONTROLLER else {}
@@ -42,27 +42,27 @@ def needs_controller():
 def check(steps):
     assert [line["step"] for line in steps] == [1, 2]
     assert all(line["reward/num_score"] == 32 for line in steps)
-    assert all(line["actor/rollout_logprob_gap"] < 5e-3 for line in steps), "trainer and engine have other weights"
+    assert all(line["actor/rollout_logprob_gap"] < 5e-3 for line in steps), "trainer and engine have different weights"
 
 
-def test_a_run_in_one_environment(tmp_path):
+def test_a_run_in_one_virtual_environment(tmp_path):
     check(train(sys.executable, tmp_path, "runtime=local"))
 
 
-def test_actor_and_rollout_in_one_pool_on_ray(tmp_path):
+def test_a_run_with_actor_and_rollout_in_one_pool_on_ray(tmp_path):
     check(train(sys.executable, tmp_path, "runtime=ray", "placement=colocated", "take_turns=always"))
 
 
 def test_the_quickstart_learns(tmp_path):
     steps = train(sys.executable, tmp_path, "runtime=local", length=["trainer.steps=40"])
     rewards = [line["reward/mean"] for line in steps]
-    assert steps[-1]["eval/pass_rate"] > 0.1, "0.008 before"
+    assert steps[-1]["eval/pass_rate"] > 0.1, "it is 0.008 before training"
     assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
     assert all(line["actor/rollout_logprob_gap"] < 5e-3 for line in steps)
 
 
 @pytest.mark.parametrize("transfer", ["object_store", "collective"])
-def test_trainer_and_engine_in_two_environments_by_ray(tmp_path, transfer):
+def test_a_run_with_trainer_and_engine_in_two_virtual_environments_on_ray(tmp_path, transfer):
     needs_controller()
     pools = ["runtime=ray", "placement=split", f"pools.rollout.python={sys.executable}"]
     check(train(CONTROLLER, tmp_path, *pools, f"transfer={transfer}"))
@@ -70,7 +70,7 @@ def test_trainer_and_engine_in_two_environments_by_ray(tmp_path, transfer):
 
 @pytest.fixture
 def four_cores():
-    """The address of a Ray that believes in four, whatever the machine has."""
+    """Address of a Ray cluster with four cores, whatever the machine has."""
     import ray
 
     ray.init(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.ERROR)
@@ -86,6 +86,6 @@ def test_a_model_in_two_shards_is_broadcast_to_an_engine_of_two_ranks(tmp_path, 
     check(train(sys.executable, tmp_path, *pools, "backend=fsdp", *engine))
 
 
-def test_only_the_engine_in_another_environment(tmp_path):
+def test_a_run_with_only_the_engine_in_another_virtual_environment(tmp_path):
     needs_controller()
     check(train(CONTROLLER, tmp_path, "runtime=local", f"rollout.python={sys.executable}"))

@@ -1,4 +1,4 @@
-"""`rollout.url`: the contract on a real SGLang server, and what is said of servers that will not do."""
+"""`rollout.url`: the contract on a real SGLang server, and errors for unsuitable servers."""
 
 import asyncio
 import contextlib
@@ -30,12 +30,12 @@ from rlcore.testing.rollout import request, run, tokens, weights
 from rlcore.testing.waiting import HANG_S
 
 _GRACE_S = 20.0
-"""Seconds that a server has to end before it is killed."""
+"""Seconds that a server has to stop before it is killed."""
 
 
 @pytest.fixture(scope="module")
 def url(small_model, tmp_path_factory):
-    """A server made by the line in the README."""
+    """A server started by the command in the README."""
     with serving(
         ["rlcore_sglang.serve", small_model, "--max-batch-size", "16"], tmp_path_factory.mktemp("server")
     ) as at:
@@ -44,7 +44,7 @@ def url(small_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def second_url(small_model, tmp_path_factory):
-    """Another one."""
+    """A second server."""
     with serving(
         ["rlcore_sglang.serve", small_model, "--max-batch-size", "16"], tmp_path_factory.mktemp("second")
     ) as at:
@@ -53,7 +53,7 @@ def second_url(small_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def router(url, second_url, tmp_path_factory):
-    """SGLang's router before both, asking them in turn."""
+    """SGLang's router in front of both servers, in round-robin order."""
     pytest.importorskip("sglang_router", reason="pip install sglang-router")
     command = ["sglang_router.launch_router", "--worker-urls", url, second_url, "--policy", "round_robin"]
     with serving(
@@ -64,7 +64,7 @@ def router(url, second_url, tmp_path_factory):
 
 @contextlib.contextmanager
 def serving(module, directory, ready="/model_info"):
-    """`python -m MODULE …` on a free port; its address."""
+    """Run `python -m MODULE …` on a free port and yield its address."""
     port, log = _free_port(), directory / "log"
     command = [sys.executable, "-m", *module, "--port", str(port)]
     with log.open("wb") as file:
@@ -135,19 +135,19 @@ def scaled(model, factor):
     return [(name, tensor * factor) for name, tensor in weights(model)]
 
 
-def test_a_server_with_half_an_update_serves_nobody_until_a_whole_one_has_come(url, small_model):
+def test_a_server_serves_nothing_between_an_incomplete_and_a_complete_update(url, small_model):
     first = _client(url, small_model)
     before = tokens(run(first, [request(0), request(1)]))
     with pytest.raises(ModelError, match="weights did not come"):
         first.load_weights(iter(scaled(small_model, 3)[:-1]), 1)
-    stranger = http.Server(url, "SGLang", timeout_s=2.0)  # such as a router
+    stranger = http.Server(url, "SGLang", timeout_s=2.0)  # another client, such as a router
     with pytest.raises(DeadlineExceeded):
         stranger.call("POST", "/generate", {"input_ids": [3, 4], "sampling_params": {"max_new_tokens": 1}})
 
     assert tokens(run(_client(url, small_model), [request(0), request(1)])) == before
 
 
-def test_an_update_that_a_killed_run_left_open_is_ended(url, small_model):
+def test_an_update_left_open_by_a_killed_run_is_closed(url, small_model):
     first = _client(url, small_model)
     before = tokens(run(first, [request(0), request(1)]))
     first._engine.control("pause_generation", mode="retract")
@@ -157,7 +157,7 @@ def test_an_update_that_a_killed_run_left_open_is_ended(url, small_model):
     assert tokens(run(_client(url, small_model), [request(0), request(1)])) == before
 
 
-def test_a_server_gets_no_more_requests_at_once_than_it_takes(url, small_model):
+def test_a_server_gets_at_most_max_batch_size_requests_at_once(url, small_model):
     client = _client(url, small_model, max_batch_size=3)
     num_waiting, most, answer = 0, 0, client._engine.answer
 
@@ -176,7 +176,7 @@ def test_a_server_gets_no_more_requests_at_once_than_it_takes(url, small_model):
 
 
 class TestRouter:
-    """Two ranks, each with a server of its own, and requests by the router to either."""
+    """Two ranks, each with its own server, and a router that sends requests to either."""
 
     @pytest.fixture
     def ranks(self, url, second_url, router, small_model):
@@ -198,13 +198,13 @@ class TestRouter:
         found = [run(rank, asked) for rank in ranks]
 
         assert {sample.policy_version for samples in found for sample in samples} == {5}
-        assert tokens(found[0]) == tokens(found[1]), "a seed fixes a response, whichever server draws it"
+        assert tokens(found[0]) == tokens(found[1]), "a seed must fix a response, whichever server samples it"
 
     @pytest.mark.parametrize("pause", ["retract", "abort"])
     def test_new_weights_come_while_others_wait_for_the_router(self, ranks, small_model, pause):
         for rank in ranks:
             rank._config = replace(rank._config, pause=pause)
-        asked = [request(i, max_response_tokens=1 if i == 0 else 60) for i in range(64)]  # servers take 16 at a time
+        asked = [request(i, max_response_tokens=1 if i == 0 else 60) for i in range(64)]  # a server runs 16 at a time
 
         async def go():
             stream = ranks[0].generate(asked)
@@ -218,7 +218,7 @@ class TestRouter:
         assert sorted(sample.request_id for sample in samples) == list(range(64))
         for sample in samples:
             assert len(sample.token_ids) == len(sample.log_probs) > 0
-            assert sample.finish_reason in ("stop", "length"), "whoever was aborted has gone on"
+            assert sample.finish_reason in ("stop", "length"), "aborted responses must have continued"
         assert 6 in {sample.policy_version for sample in samples}
 
     def test_a_router_instead_of_a_server_is_named(self, router, small_model):
@@ -228,47 +228,47 @@ class TestRouter:
 
 
 def test_a_server_with_another_model_is_refused(url, tiny_llama):
-    with pytest.raises(ConfigError, match=r"it serves another model than model.path") as caught:
+    with pytest.raises(ConfigError, match=r"it serves a different model than model.path") as caught:
         _client(url, tiny_llama)
     assert "python -m rlcore_sglang.serve" in str(caught.value)
 
 
-def test_a_server_that_does_not_answer_is_named(small_model):
+def test_an_unreachable_server_is_reported(small_model):
     with pytest.raises(InfrastructureError, match=r"no whole answer from a SGLang server at http://127.0.0.1:9"):
         _client("http://127.0.0.1:9", small_model)
 
 
 @pytest.mark.parametrize(
-    ("known", "status", "said"),
+    ("known", "status", "message"),
     [
-        ((), 404, "is no SGLang server"),
-        (("/model_info", "/server_info"), 404, "does not know pause_generation"),
+        ((), 404, "is not an SGLang server"),
+        (("/model_info", "/server_info"), 404, "does not support pause_generation"),
         (("/model_info", "/server_info"), 400, "answered /pause_generation with 400"),
     ],
     ids=["no SGLang", "a router", "a server that refuses"],
 )
-def test_calls_that_a_server_does_not_take_are_named(small_model, known, status, said):
-    with _stub(small_model, known, status) as address, pytest.raises((ConfigError, InfrastructureError), match=said):
+def test_calls_that_a_server_refuses_are_reported(small_model, known, status, message):
+    with _stub(small_model, known, status) as address, pytest.raises((ConfigError, InfrastructureError), match=message):
         _client(address, small_model).load_weights(iter(weights(small_model)), 1)
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "message"),
     [
         ({"version": "0.5.9"}, "it is SGLang 0.5.9"),
-        ({"dp_size": 2}, "SGLang refuses new weights for replicas"),
+        ({"dp_size": 2}, "SGLang cannot update the weights of replicas"),
         ({"custom_weight_loader": []}, "rollout.weights=disk"),
         ({"enable_deterministic_inference": False}, "rollout.deterministic=false"),
         ({"context_length": 3}, "rollout.max_model_len=3"),
         ({"dtype": "bfloat16"}, "--precision float32"),
     ],
 )
-def test_servers_that_cannot_be_trained_with_are_told_apart(small_model, facts, said):
+def test_an_unsuitable_server_is_refused_with_the_reason(small_model, facts, message):
     reasons = _wrong_server(_INFO | facts, SGLangConfig(), read_limits(small_model), "float32")
-    assert len(reasons) == 1 and said in reasons[0]
+    assert len(reasons) == 1 and message in reasons[0]
 
 
-def test_the_server_of_the_readme_is_fit(small_model):
+def test_a_server_started_as_in_the_readme_is_accepted(small_model):
     assert _wrong_server(_INFO, SGLangConfig(), read_limits(small_model), "float32") == []
 
 
@@ -292,7 +292,7 @@ _INFO = {
 
 
 class _stub:
-    """An HTTP server that knows some paths and answers others with a status."""
+    """An HTTP server that knows some paths and answers all others with a status."""
 
     def __init__(self, model, known, status):
         config = json.loads((Path(model) / "config.json").read_text())

@@ -1,8 +1,8 @@
 """rlcore on SGLang: `rollout=sglang`.
 
-Reading order: rollout.py (what the core calls), requests.py (requests and samples), own.py (an engine that this rollout
-starts), engine.py (what runs in its process), weights.py and loader.py (how weights get there), server.py (a server that
-runs already). Only engine.py and loader.py need SGLang, and they run in its processes; nothing here imports it.
+Reading order: rollout.py (called by the core), requests.py (conversion of requests and samples), own.py (an engine started
+by this rollout), engine.py (main program of its process), weights.py and loader.py (weight updates), server.py (client of a
+running server). Only engine.py and loader.py need SGLang, and they run in its processes; the other modules do not import it.
 """
 
 from rlcore_sglang.config import SGLangConfig

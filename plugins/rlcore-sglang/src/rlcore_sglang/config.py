@@ -1,4 +1,4 @@
-"""The settings under `rollout=sglang`."""
+"""Settings of `rollout=sglang`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OURS = {
     **dict.fromkeys(("skip_tokenizer_init", "custom_weight_loader", "weight_version", "trust_remote_code"), ""),
     **dict.fromkeys(("enable_memory_saver", "enable_weights_cpu_backup"), ""),
 }
-"""SGLang's arguments that are set here, and by which setting; empty where only one value works."""
+"""SGLang arguments that rlcore sets, with the setting that controls each; empty where only one value works."""
 _SERVERS_OWN = (
     "tensor_parallel",
     "kv_cache_gb",
@@ -37,60 +37,62 @@ _SERVERS_OWN = (
     "start_timeout_s",
     "engine_options",
 )
-"""Settings that a server has been started with; another value here would do nothing."""
-NO_FLOAT32 = "the attention kernels that SGLang chooses on a GPU (fa3, flashinfer, trtllm_mha) compute in 16 bits only"
+"""Settings that are fixed when a server starts; changing them in the client would have no effect."""
+NO_FLOAT32 = "SGLang's default attention kernels on a GPU (fa3, flashinfer, trtllm_mha) support only 16-bit precision"
 _REPLICAS = ("dp_size", "data_parallel_size", "enable_dp_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangConfig:
-    """How the engine is made, or where it runs already."""
+    """Settings of an engine in its own process, or of the connection to a running server."""
 
     tensor_parallel: int = 1
-    """Ranks that share one engine; the ranks of the pool are divided into engines of this size."""
+    """Ranks per engine; the ranks of the pool are divided into engines of this size."""
     max_batch_size: int = 256
-    """Sequences in flight in one engine."""
+    """Maximum number of sequences in flight per engine."""
     max_model_len: int = 0
-    """Most tokens of prompt and response together; 0: what the model's config says."""
+    """Maximum length of prompt and response together, in tokens. 0: the limit in the model's config."""
     kv_cache_gb: float = 0.0
-    """On a CPU: memory of keys and values of one engine. 0: what `max_batch_size` sequences can need, at most a quarter
-    of the free memory. On a GPU it is what `gpu_memory_utilization` leaves."""
+    """On a CPU: size of an engine's KV cache. 0: enough for `max_batch_size` sequences but at most a quarter of the free
+    memory. On a GPU the KV cache takes what `gpu_memory_utilization` leaves."""
     gpu_memory_utilization: float = 0.85
-    """Share of a GPU that weights, keys and values may take together."""
+    """Fraction of a GPU's memory for weights and KV cache together."""
     prefix_caching: bool = True
-    """Keep keys and values of prompts that come again; new weights empty the cache."""
+    """Reuse the KV cache of repeated prompts; new weights empty the cache."""
     deterministic: bool = True
-    """A seed fixes a response. SGLang draws with seeds in its deterministic mode only; false is faster on a GPU, gives
-    other responses each time, and allows sampling.min_p."""
+    """Make a response depend only on its seed. SGLang uses seeds only in its deterministic mode. False is faster on a GPU
+    and allows sampling.min_p, but responses are not reproducible."""
     enforce_eager: bool = False
-    """No CUDA graphs. The CPU runs eagerly in any case."""
+    """Disable CUDA graphs. A CPU always runs eagerly."""
     pause: Literal["retract", "in_place", "abort"] = "retract"
-    """What becomes of sequences in flight when new weights come. retract: read again under the new weights; in_place: go
-    on with keys and values of the old ones, which a request that comes meanwhile may find in the cache too; abort: ended,
-    and their beginnings sent again as prompts. In place, the first
-    token that `token_versions` gives to the new weights may be the last of the old ones, as SGLang computes one ahead; with
-    engine_options={disable_overlap_schedule: true} it does not."""
+    """Treatment of sequences in flight when new weights arrive. retract: recompute their KV cache under the new weights;
+    in_place: continue with the KV cache of the old weights, which requests that arrive meanwhile may also reuse; abort: end
+    them and send their tokens so far again as part of the prompt. With in_place, the first token that `token_versions`
+    attributes to the new weights may have been sampled by the old ones, because SGLang computes one token ahead, unless
+    engine_options={disable_overlap_schedule: true}."""
     weights: Literal["memory", "disk"] = "memory"
-    """memory: through shared memory in buckets; disk: as a model directory that SGLang loads, which any server can."""
+    """Weight-transfer method. memory: through shared memory, in buckets; disk: as a model directory that SGLang loads,
+    which works with any server."""
     weights_directory: str = "/dev/shm"
-    """Where weights are left for the engine; a server must see the same path."""
+    """Directory for weight files; a server must see it under the same path."""
     bucket_mb: int = 256
-    """Weights are handed over in pieces of this size."""
+    """Size of the buckets in which weights are sent."""
     url: str = ""
-    """Servers that run already, comma-separated, one for each rank of the pool: http://host:30000. Empty: an engine in a
-    process of its own."""
+    """Running servers, comma-separated, one for each rank of the pool: http://host:30000. Empty: an engine in its own
+    process."""
     api_key_variable: str = ""
-    """With `url`: name of an environment variable whose value is sent as bearer token."""
+    """With `url`: name of the environment variable whose value is sent as bearer token."""
     router: str = ""
-    """With `url`: where requests go; weights and pauses still go to each server."""
+    """With `url`: address of a router for requests; weights and pauses still go to each server."""
     python: str = ""
-    """Interpreter of the engine's process, for an environment in which SGLang is installed; empty: the rollout's own."""
+    """Python interpreter of the engine's process, from a virtual environment with SGLang. Empty: the rollout's own."""
     start_timeout_s: float = 1500.0
-    """For the engine to load the model; less than runtime.start_timeout_s, or that ends first, without the engine's log."""
+    """Timeout of the engine's start. Keep it below runtime.start_timeout_s, which otherwise expires first, without the
+    engine's log."""
     timeout_s: float = 600.0
-    """For any one answer of the engine: the next finished sample, a piece of the weights."""
+    """Timeout of one answer from the engine: the next finished sample, or a bucket of weights."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """More arguments of SGLang's engine, under its names. Example: {attention_backend: fa3}"""
+    """Additional arguments of SGLang's engine, by their SGLang names. Example: {attention_backend: fa3}"""
 
     def __post_init__(self) -> None:
         require(self.tensor_parallel >= 1, "tensor_parallel", "1 or more", self.tensor_parallel, 1)
@@ -104,28 +106,30 @@ class SGLangConfig:
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 600)
         for name in _SERVERS_OWN if self.url else ():
             given, default = getattr(self, name), getattr(SGLangConfig(), name)
-            require(given == default, name, f"{default!r} with rollout.url, as a server has its own", given, default)
+            wanted = f"{default!r} with rollout.url, because it is set when the server starts"
+            require(given == default, name, wanted, given, default)
         for setting, urls in (("url", self.urls), ("router", [self.router] if self.router else [])):
             for url in urls:
                 known = url.startswith(("http://", "https://"))
                 require(known, setting, "an address such as http://host:30000", repr(url), "http://localhost:30000")
         if self.router and not self.url:
             raise ConfigError(
-                "router: weights and pauses go to each server, and url names none\nType  rollout.url=http://host:30000"
+                "router: url is empty, but weights and pauses go to each server directly\n"
+                "Type  rollout.url=http://host:30000"
             )
         _check_options(self.engine_options)
 
     @property
     def urls(self) -> list[str]:
-        """The servers, without a slash at the end."""
+        """Server addresses without a trailing slash."""
         return [url.strip().rstrip("/") for url in self.url.split(",") if url.strip()]
 
 
 def check_precision(config: SGLangConfig, model: ModelConfig, device: str) -> None:
-    """Refuse float32 on a GPU unless an attention backend is chosen.
+    """Refuse float32 on a GPU unless an attention backend is set.
 
     Raises:
-        ConfigError: the engine would not start.
+        ConfigError: the engine would not start with this precision.
     """
     backends = [name for name in config.engine_options if name.endswith("attention_backend")]
     if device != "cpu" and model.precision == "float32" and not backends:
@@ -139,8 +143,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name in _REPLICAS:
             raise ConfigError(
-                f"engine_options: {name} makes replicas inside one engine, and SGLang refuses new weights for these\n"
-                "Type  pools.rollout.devices_per_node=2   with  placement=split: every rank of the pool is an engine"
+                f"engine_options: {name} creates replicas inside one engine, and SGLang cannot update their weights\n"
+                "Type  placement=split pools.rollout.devices_per_node=2   to run one engine on each rank of the pool"
             )
         if name in _OURS:
             advice = f"Type  {_OURS[name]}=…" if _OURS[name] else f"Leave engine_options.{name} out."

@@ -1,13 +1,14 @@
-"""The process of an engine that a rollout starts: `python -m rlcore_sglang.engine FILE_DESCRIPTOR`.
+"""Main program of an engine's process: `python -m rlcore_sglang.engine FILE_DESCRIPTOR`.
 
-SGLang's engine takes over the process it is in: it ends all of its child processes, replaces signal handlers, kills it
-when a scheduler fails, and there can be one only. So it gets a process of its own, and own.py talks to it through a
-socket. Messages are tuples of plain data:
+SGLang's engine takes over its process: it kills all child processes, replaces signal handlers, kills the process when a
+scheduler fails, and there can be only one. It therefore runs in its own process, and own.py communicates with it through
+a socket. Messages are tuples of plain data:
 
     in    (number, "generate", {"input_ids": …, "sampling_params": …}), (number, action, fields), (number, "cancel", {})
     out   (number, True, value) or (number, False, text)
 
-The process ends when the other end of the socket closes: in order where that is quick, else with all that it started.
+The process ends when the other end of the socket closes: by an orderly shutdown if that is quick, otherwise by killing it
+together with all processes it started.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from typing import Any
 _OPTIONS_TIMEOUT_S = 60.0
 _LOOK_S = 1.0
 _PID = "RLCORE_SGLANG_ENGINE"
-"""Environment variable by which SGLang's processes know this one."""
+"""Environment variable with the pid of this process, for SGLang's child processes."""
 _PR_SET_PDEATHSIG = 1
 _END_S = 3.0
-"""For SGLang to end in order when the host is gone."""
+"""Time for an orderly shutdown when the host is gone."""
 _REQUESTS = {
     "pause_generation": "PauseGenerationReqInput",
     "continue_generation": "ContinueGenerationReqInput",
@@ -42,11 +43,11 @@ _REQUESTS = {
     "release_memory_occupation": "ReleaseMemoryOccupationReqInput",
     "resume_memory_occupation": "ResumeMemoryOccupationReqInput",
 }
-"""Control actions and the class of SGLang that holds their fields; those without fields are left out."""
+"""Control actions and the SGLang classes of their fields; actions without fields are not listed."""
 
 
 def main() -> None:
-    """Start the engine, say so, and serve."""
+    """Start the engine, report that it is ready, and serve."""
     os.environ[_PID] = str(os.getpid())
     connection = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_host, args=(connection.fileno(),), name="host", daemon=True).start()
@@ -75,8 +76,10 @@ def main() -> None:
 
 
 def _end_with_host(descriptor: int) -> None:
-    """Runs in a thread from the start: SGLang looks at the socket only when it serves, and its schedulers watch their
-    parent only when they have imported everything. The group of this process is its own; own.py sees to that."""
+    """Kill this process group when the host is gone.
+
+    Runs in a thread from the start, because the socket is read only while serving, and SGLang's schedulers watch their
+    parent only after all imports. own.py starts this process in its own process group."""
     host = os.getppid()
     socket_events = select.poll()
     socket_events.register(descriptor, select.POLLRDHUP)
@@ -87,10 +90,12 @@ def _end_with_host(descriptor: int) -> None:
 
 
 def _end_with_engine() -> None:
-    """Called in each of SGLang's processes before it imports SGLang, which sees to this only after: when host and engine
-    are killed together meanwhile, as Ray does, nobody else would end them."""
+    """Make a child process of SGLang end with the engine.
+
+    Called in each of SGLang's processes before it imports SGLang, which does the same only after its imports. If host and
+    engine are killed together before that, as Ray does, nothing else would end these processes."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(PermissionError):  # somebody else's process has the number
+    with contextlib.suppress(PermissionError):  # the pid now belongs to another user's process
         try:
             os.kill(int(os.environ.get(_PID, os.getpid())), 0)
         except ProcessLookupError:
@@ -98,7 +103,7 @@ def _end_with_engine() -> None:
 
 
 class _Service:
-    """Takes messages until the socket closes; each is a task. How long it serves is the host's to say."""
+    """Message loop that runs until the socket closes. Each message is a task; the host decides when to stop."""
 
     def __init__(self, engine: Any, connection: Connection) -> None:
         self._engine = engine
@@ -111,14 +116,14 @@ class _Service:
         loop = asyncio.get_running_loop()
         self._tokenizer.auto_create_handle_loop()
         loop.add_reader(self._connection.fileno(), self._receive)
-        # SGLang's loop, uvloop, lets nobody wait at a socket that it watches; a message that has begun is waited for.
+        # uvloop, which SGLang uses, makes a watched socket non-blocking, but a partial message must be read to its end.
         os.set_blocking(self._connection.fileno(), True)
         self._connection.send((0, True, {"pids": list(self._engine.get_all_child_pids())}))
         await self._ended.wait()
         loop.remove_reader(self._connection.fileno())
 
     def _receive(self) -> None:
-        """Take all that is there: requests that come together are read by the model together."""
+        """Take all available messages, so that requests that arrive together are prefilled together."""
         try:
             while self._connection.poll():
                 self._take(*self._connection.recv())
@@ -126,7 +131,7 @@ class _Service:
             self._end(error)
 
     def _end(self, error: Exception) -> None:
-        """A closed socket is the usual end. Half a message, or one that nobody takes, is told in the log."""
+        """Stop serving. A closed socket is the normal end; a partial message is logged."""
         if isinstance(error, BlockingIOError):
             print("TimeoutError: the host stopped in the middle of a message", file=sys.stderr, flush=True)
         self._ended.set()
@@ -144,7 +149,7 @@ class _Service:
         try:
             value = await (self._generate(number, **fields) if action == "generate" else self._control(action, fields))
             reply: tuple[int, bool, Any] = (number, True, value)
-        except Exception as error:  # whatever SGLang raises is told to whoever asked
+        except Exception as error:  # any error of SGLang is reported to the caller
             reply = (number, False, f"{type(error).__name__}: {error}")
         if not self._ended.is_set():
             try:
@@ -173,7 +178,7 @@ class _Service:
 
 
 def _outcome(result: Any) -> tuple[bool, str]:
-    """SGLang returns nothing, an object with `success`, or a tuple that begins with it."""
+    """Return (success, message). SGLang returns None, an object with `success`, or a tuple that starts with it."""
     if result is None:
         return True, ""
     if isinstance(result, tuple):
@@ -182,11 +187,11 @@ def _outcome(result: Any) -> tuple[bool, str]:
 
 
 def _name(number: int) -> str:
-    """SGLang aborts every request whose name begins so; all have the same length."""
+    """Return a request name of fixed length, because SGLang aborts every request whose name has the given prefix."""
     return f"{number:015d}"
 
 
-if __name__ == "__mp_main__":  # the name under which spawned processes import it
+if __name__ == "__mp_main__":  # the name under which spawned processes import this module
     _end_with_engine()
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Is an SGLang installed that this plugin is written for? The range stands in the plugin's pyproject.toml alone."""
+"""Check of the installed SGLang version against the range in the plugin's pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from rlcore.errors import UserError
 
 
 class SGLangMissing(UserError, ImportError):
-    """SGLang is not installed, or another version of it."""
+    """SGLang is missing or has an unsupported version."""
 
 
 def check_installed(needs_kernels: bool = False) -> str:
-    """The version of SGLang in this environment.
+    """Return the version of the installed SGLang.
 
     Args:
-        needs_kernels: whether SGLang will compute on a GPU, for which it has a package of kernels.
+        needs_kernels: True if SGLang will compute on a GPU, which requires its kernel package.
 
     Raises:
-        SGLangMissing: there is none, or one that this plugin is not written for.
+        SGLangMissing: SGLang or its kernel package is not installed, or this plugin does not support the version.
     """
     wanted = wanted_version()
     lines = (
         f'Type  {sys.executable} -m pip install "{wanted}"\n'
-        "If this environment has another engine, give SGLang its own:  rollout.python=OTHER_ENVIRONMENT/bin/python"
+        "or use a separate virtual environment for SGLang:  rollout.python=OTHER_ENVIRONMENT/bin/python"
     )
     version = _version("sglang")
     if not version:
         raise SGLangMissing(f"rollout=sglang needs SGLang, which is not installed in {sys.prefix}\n{lines}")
     if not wanted.specifier.contains(version, prereleases=True):
-        raise SGLangMissing(f"rollout=sglang is written for {wanted}, and sglang {version} is installed\n{lines}")
+        raise SGLangMissing(f"rollout=sglang requires {wanted}, but sglang {version} is installed\n{lines}")
     if needs_kernels and not _version("sglang-kernel"):
         raise SGLangMissing(
-            f"SGLang {version} needs its package of kernels on a GPU, and sglang-kernel is not installed in {sys.prefix}\n"
+            f"SGLang {version} needs sglang-kernel on a GPU, which is not installed in {sys.prefix}\n"
             f'Type  {sys.executable} -m pip install "{wanted}"   without  --no-deps'
         )
     return version
 
 
 def wanted_version() -> Requirement:
-    """The range of versions, as a requirement."""
+    """Return the supported range of versions as a requirement."""
     requirements = [Requirement(line) for line in metadata.requires("rlcore-sglang") or []]
     wanted = next(requirement for requirement in requirements if requirement.name == "sglang")
     return Requirement(f"sglang{wanted.specifier}")

@@ -1,6 +1,6 @@
-"""Runs in SGLang's scheduler processes: one piece of new weights into the model.
+"""Weight loader that runs in SGLang's scheduler processes.
 
-SGLang calls `load` by its name, which the engine is given as `custom_weight_loader`. See weights.py for the other end.
+SGLang calls `load` by the name passed to the engine as `custom_weight_loader`. weights.py is the sender.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Load one piece through the model's own loader, which knows how names map and how tensors are split over ranks.
+    """Load one bucket through the model's own loader, which maps names and splits tensors over ranks.
 
     Args:
         named_tensors: one pair. The first is JSON, {"path": …, "num_bytes": …, "entries": [[name, dtype, shape, offset]]};
-            the second the bytes [num_bytes] uint8, empty where they are in the file.
+            the second the bytes [num_bytes] uint8, empty if they are in the file `path`.
     """
     ((text, memory),) = named_tensors
     piece = json.loads(text)
@@ -27,7 +27,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     if piece["entries"]:
         model.load_weights(_tensors(piece["entries"], memory))
     if memory.is_cuda:
-        torch.cuda.synchronize()  # the sender uses this memory again
+        torch.cuda.synchronize()  # the sender reuses this memory
 
 
 def _tensors(entries: Sequence[tuple[str, str, list[int], int]], memory: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""How many tokens of keys and values an engine on a CPU keeps, and whether one sequence fits."""
+"""Size of the KV cache on a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FREE_SHARE = 0.25
 
 
 def cache_tokens(config: SGLangConfig, model: ModelConfig, limits: Limits) -> int:
-    """Tokens for the keys and values of all sequences in one engine.
+    """Return the size of an engine's KV cache in tokens.
 
     Raises:
         ConfigError: not even one sequence fits.
@@ -31,8 +31,8 @@ def cache_tokens(config: SGLangConfig, model: ModelConfig, limits: Limits) -> in
         needed = f"{limits.context_length} tokens × {per_token} bytes = {human(one)}"
         reason = f"one sequence needs {needed}" if granted < one else f"{human(free)} are free"
         raise ConfigError(
-            f"keys and values of the rollout do not fit: {reason}, and {where} is {human(granted)}\n"
-            f"Type  rollout.max_model_len={max(1, granted // per_token - 1)}   or give it more:"
+            f"the rollout's KV cache does not fit: {reason}, and {where} is {human(granted)}\n"
+            f"Type  rollout.max_model_len={max(1, granted // per_token - 1)}   or enlarge it:"
             f"  rollout.kv_cache_gb={one / 2**30:.2g}"
         )
     return granted // per_token

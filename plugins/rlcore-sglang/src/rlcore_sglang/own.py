@@ -1,7 +1,7 @@
-"""An engine of this rollout: SGLang in a process of its own (engine.py), reached through a socket.
+"""Engine started by this rollout: SGLang in its own process (engine.py), reached through a socket.
 
-A thread takes what comes from it; calls wait for theirs. When the process dies, every call that waits gets an error with
-the last lines of its log, and so does every later one.
+A thread reads the answers and passes them to the waiting calls. When the process dies, all waiting and later calls fail
+with the last error in its log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 class OwnEngine:
-    """The process and what it is asked."""
+    """Client of the engine's process."""
 
     def __init__(
         self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext, limits: Limits, devices: list[str]
@@ -57,7 +57,7 @@ class OwnEngine:
         self._num_messages = 0
         self._death: str | None = None
         self._fault = ""
-        """Why this side gave it up."""
+        """Reason why this side gave up on the engine; empty otherwise."""
         self._process, self._connection = self._start(config, context, devices)
         self._reader = threading.Thread(target=self._read, name="sglang answers", daemon=True)
         self._reader.start()
@@ -69,7 +69,7 @@ class OwnEngine:
             raise
 
     async def answer(self, prompt_ids: list[int], params: Mapping[str, Any]) -> Answer:
-        """One response. Cancelling aborts it."""
+        """Generate one response. Cancellation aborts it."""
         number, future = self._ask("generate", {"input_ids": prompt_ids, "sampling_params": dict(params)})
         try:
             return Answer(*await asyncio.wrap_future(future))
@@ -79,17 +79,17 @@ class OwnEngine:
             raise
 
     def control(self, action: str, **fields: Any) -> None:
-        """One of SGLang's control actions."""
+        """Run one of SGLang's control actions."""
         _, future = self._ask(action, fields)
         try:
             future.result(self._timeout_s)
         except FutureTimeout as error:
             raise DeadlineExceeded(
-                f"{self._name} did not end {action} within {self._timeout_s:g} s\nWait longer:  rollout.timeout_s=3600"
+                f"{self._name} did not finish {action} within {self._timeout_s:g} s\nWait longer:  rollout.timeout_s=3600"
             ) from error
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all processes it started."""
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -107,7 +107,7 @@ class OwnEngine:
         self, config: SGLangConfig, context: RolloutContext, devices: list[str]
     ) -> tuple[subprocess.Popen[bytes], Connection]:
         self._socket, theirs = socket.socketpair()
-        for end in (self._socket, theirs):  # a message that has begun must go on
+        for end in (self._socket, theirs):  # a message in transit must not stall forever
             for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 end.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", *_seconds(config.timeout_s)))
         command = [config.python or sys.executable, "-m", "rlcore_sglang.engine", str(theirs.fileno())]
@@ -125,7 +125,7 @@ class OwnEngine:
             self._socket.close()
             self._log.close()
             raise UserError(
-                f"rollout.python={config.python}: it cannot be started: {error.strerror}\n"
+                f"rollout.python={config.python} cannot be started: {error.strerror}\n"
                 "Type  rollout.python=ENVIRONMENT/bin/python"
             ) from error
         finally:
@@ -133,7 +133,7 @@ class OwnEngine:
         return process, Connection(os.dup(self._socket.fileno()))
 
     def _first_answer(self, config: SGLangConfig, model: ModelConfig) -> Any:
-        """Wait until the engine serves."""
+        """Wait until the engine is ready."""
         try:
             return self._started.result(config.start_timeout_s)
         except FutureTimeout as error:
@@ -143,12 +143,12 @@ class OwnEngine:
             ) from error
         except InfrastructureError as error:
             text, log = str(error), self._log_end()
-            if "is not installed" in text or "is written for" in text:
+            if "is not installed" in text or "rollout=sglang requires" in text:
                 raise UserError(text) from None
             if "No module named 'rlcore_sglang'" in log:
                 python = config.python or sys.executable
                 raise UserError(
-                    f"rollout.python={python} is an environment without rlcore-sglang\n"
+                    f"rollout.python={python} is in a virtual environment without rlcore-sglang\n"
                     f'Type  {python} -m pip install "rlcore-sglang[engine]"'
                 ) from None
             cause = last_error(log, text)
@@ -172,16 +172,16 @@ class OwnEngine:
                 if self._death is None:
                     self._connection.send(message)
                     return
-        except BlockingIOError:  # half a message: nothing can follow it
-            self._fault = f"it took no message within {self._timeout_s:g} s (rollout.timeout_s)"
+        except BlockingIOError:  # the message was sent only in part, so no other can follow
+            self._fault = f"it accepted no message within {self._timeout_s:g} s (rollout.timeout_s)"
             self._kill()
             self._reader.join(_END_TIMEOUT_S)
         except OSError:
             self._reader.join(_END_TIMEOUT_S)
-        raise InfrastructureError(self._death or f"{self._name} does not take messages\nStart the run again.")
+        raise InfrastructureError(self._death or f"{self._name} does not accept messages\nStart the run again.")
 
     def _read(self) -> None:
-        """Give answers to whoever waits, until the process ends."""
+        """Pass answers to the waiting calls until the process ends."""
         while True:
             try:
                 number, good, value = self._next()
@@ -200,10 +200,10 @@ class OwnEngine:
         self._bury()
 
     def _next(self) -> Any:
-        """The next message. That there is none for long is nothing; each who waits for an answer has a deadline.
+        """Return the next message, without a deadline: every call that waits for an answer has its own.
 
         Raises:
-            EOFError: the process has ended, also where something that it started holds the socket open.
+            EOFError: the process has ended, even if one of its children still holds the socket open.
         """
         while not self._connection.poll(_LOOK_S):
             if self._process.poll() is not None and not self._connection.poll():
@@ -211,12 +211,12 @@ class OwnEngine:
         return self._connection.recv()
 
     def _kill(self) -> None:
-        """End the process and all that it started, which is its group."""
+        """Kill the process group: the engine and all processes it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _bury(self) -> None:
-        """The process is gone: all who wait are told why. Schedulers that did not see it end with it."""
+        """Kill the remaining processes of a dead engine and fail all waiting calls with the cause."""
         if self._fault:
             self._kill()
         try:
@@ -240,11 +240,11 @@ class OwnEngine:
 
 
 def engine_options(config: SGLangConfig, model: ModelConfig, context: RolloutContext, limits: Limits) -> dict[str, Any]:
-    """The arguments of SGLang's engine."""
+    """Return the arguments of SGLang's engine."""
     is_cpu = context.device == "cpu"
     if config.kv_cache_gb and not is_cpu:
         raise ConfigError(
-            f"rollout.kv_cache_gb={config.kv_cache_gb:g}: SGLang takes a number of bytes on a CPU only\n"
+            f"rollout.kv_cache_gb={config.kv_cache_gb:g}: SGLang supports a fixed cache size only on a CPU\n"
             "Type  rollout.kv_cache_gb=0   and for a GPU  rollout.gpu_memory_utilization=0.5"
         )
     options: dict[str, Any] = {
@@ -274,16 +274,17 @@ def engine_options(config: SGLangConfig, model: ModelConfig, context: RolloutCon
 
 
 def advice(cause: str, config: SGLangConfig) -> str:
-    """What to type after a start that failed."""
+    """Return what to type after a failed start."""
     if "memory" not in cause.lower():
         return "Use another engine for this model:  rollout=hf"
     share = config.gpu_memory_utilization
-    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or less to hold:  rollout.max_model_len=4096"
+    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or shorten:  rollout.max_model_len=4096"
 
 
 def last_error(log: str, otherwise: str) -> str:
-    """The last line of a log that names an exception; `otherwise` where none does. That a scheduler has lost another one is
-    told after what was said before."""
+    """Return the last line of a log that names an exception, or `otherwise` if none does.
+
+    If that line only says that a scheduler lost its peer, the exception before it comes first."""
     named = [line.strip() for line in log.splitlines() if line.partition(":")[0].endswith(("Error", "Exception"))]
     causes = [line for line in named if LOST_PEER not in line][-1:]
     if named and LOST_PEER in named[-1]:
@@ -292,11 +293,11 @@ def last_error(log: str, otherwise: str) -> str:
 
 
 def engine_environment(config: SGLangConfig, context: RolloutContext, devices: list[str]) -> dict[str, str]:
-    """The environment of the engine's process."""
+    """Return the environment variables of the engine's process."""
     variables = {"TOKENIZERS_PARALLELISM": "false", **os.environ}
-    variables.pop("SGLANG_RETURN_ORIGINAL_LOGPROB", None)  # it would change what log-probs are of
+    variables.pop("SGLANG_RETURN_ORIGINAL_LOGPROB", None)  # it would change the definition of log-probs
     if config.python:
-        variables.pop("PYTHONPATH", None)  # of another environment
+        variables.pop("PYTHONPATH", None)  # belongs to this process's virtual environment
     if devices:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if context.device == "cpu":
@@ -307,7 +308,7 @@ def engine_environment(config: SGLangConfig, context: RolloutContext, devices: l
 
 
 def _seconds(timeout_s: float) -> tuple[int, int]:
-    """Whole seconds and microseconds, as sockets take them."""
+    """Return seconds and microseconds, as socket options expect them."""
     return int(timeout_s), int(timeout_s % 1 * 1e6)
 
 

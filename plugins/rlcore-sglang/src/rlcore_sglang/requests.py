@@ -1,4 +1,4 @@
-"""Between rlcore's requests and samples and SGLang's: how a request is drawn, what came of it, how it goes on."""
+"""Conversion of rlcore's requests to SGLang's and of SGLang's outputs to rlcore's samples."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlcore_sglang.config import SGLangConfig
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the engine says of one request. Plain data: it comes from another process or another machine."""
+    """The engine's output for one request. Plain data, because it comes from another process or machine."""
 
     token_ids: Sequence[int]
     log_probs: Sequence[float]
-    """[n] log softmax(logits / temperature) over all tokens, before truncation; greedy at temperature 1. So SGLang
-    computes them unless SGLANG_RETURN_ORIGINAL_LOGPROB is set."""
+    """[n] log softmax(logits / temperature) over all tokens, before truncation; temperature 1 for greedy requests. SGLang
+    reports them in this form unless SGLANG_RETURN_ORIGINAL_LOGPROB is set."""
     finish_reason: Mapping[str, Any]
     """{"type": "stop" | "length" | "abort", …}"""
     versions: Sequence[int]
-    """[n] of the weights that drew each token."""
+    """[n] version of the weights that sampled each token."""
 
     @classmethod
     def read(cls, output: Mapping[str, Any]) -> Answer:
-        """From an output of SGLang's `generate`."""
+        """Convert an output of SGLang's `generate`."""
         meta, token_ids = output["meta_info"], list(output["output_ids"])
         log_probs = [entry[0] for entry in meta.get("output_token_logprobs") or ()]
         whole = {"version": meta["weight_version"], "start": 0, "end": len(token_ids)}
@@ -38,11 +38,11 @@ class Answer:
 
 @dataclass(slots=True)
 class Response:
-    """The response to one request as it grows: an aborted part becomes prompt of the next one."""
+    """Growing response to one request. After an abort, the tokens so far become part of the next prompt."""
 
     request: Request
     room: int
-    """Tokens that it may have."""
+    """Maximum number of tokens."""
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -52,20 +52,20 @@ class Response:
         return [*self.request.prompt_ids, *self.token_ids]
 
     def add(self, answer: Answer) -> None:
-        """Take over what came.
+        """Append the tokens of an answer.
 
         Raises:
-            SampleError: the engine refused the request, or lost count of its tokens.
-            NumericalError: the model computed something that is not finite.
+            SampleError: the engine refused the request, or its counts of tokens, log-probs and versions differ.
+            NumericalError: a log-probability is not finite.
         """
         name = f"request {self.request.request_id}"
         refused = answer.finish_reason["type"] == "abort" and answer.finish_reason.get("status_code")
         if refused:
-            raise SampleError(f"{name}: SGLang refused it: {answer.finish_reason['message']}\nSee the engine's log.")
+            raise SampleError(f"{name}: refused by SGLang: {answer.finish_reason['message']}\nSee the engine's log.")
         counts = len(answer.token_ids), len(answer.log_probs), len(answer.versions)
         if len(set(counts)) > 1:
             raise SampleError(
-                f"{name}: SGLang gave {counts[0]} tokens, {counts[1]} log-probs and {counts[2]} versions\n"
+                f"{name}: SGLang returned {counts[0]} tokens, {counts[1]} log-probs and {counts[2]} versions\n"
                 "See the engine's log."
             )
         check_finite(self.request, answer.log_probs)
@@ -78,7 +78,12 @@ class Response:
         return len(self.token_ids) >= self.room
 
     def sample(self, answer: Answer, version: int) -> Sample:
-        """The whole; `answer` is its last part, `version` the engine's if no token was drawn."""
+        """Return the finished sample.
+
+        Args:
+            answer: the last answer of the engine.
+            version: the engine's weight version, which is used if no token was sampled.
+        """
         return Sample(
             request_id=self.request.request_id,
             token_ids=self.token_ids,
@@ -98,11 +103,11 @@ def _reason(answer: Answer) -> FinishReason:
 
 
 def sampling_params(response: Response, limits: Limits, config: SGLangConfig) -> dict[str, Any]:
-    """SGLang's `sampling_params` for what is left of a response."""
+    """Return SGLang's `sampling_params` for the rest of a response."""
     sampling = response.request.sampling
     if sampling.min_p and config.deterministic:
         raise ConfigError(
-            f"sampling.min_p={sampling.min_p}: SGLang cannot draw with min_p and a seed\n"
+            f"sampling.min_p={sampling.min_p}: SGLang does not support min_p together with a seed\n"
             "Type  rollout.deterministic=false   or  sampling.min_p=0"
         )
     params: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`rollout=sglang`: what the core calls. The engine is a process of ours (own.py) or a server (server.py)."""
+"""`rollout=sglang`: the class that the core calls. The engine runs in its own process (own.py) or as a server (server.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlcore_sglang.weights import send
 
 
 class Engine(Protocol):
-    """What `SGLangRollout` needs of an engine; both kinds have it."""
+    """Interface that `SGLangRollout` uses for both kinds of engine."""
 
     num_ranks: int
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
 
 
 class SGLangRollout:
-    """One rank of one engine. The first rank of an engine has it; the others lend their devices."""
+    """One rank of one engine. The first rank starts the engine; the others only provide their devices."""
 
     Config = SGLangConfig
 
@@ -52,7 +52,7 @@ class SGLangRollout:
         self._stale = False
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
-        """Yield samples as they finish. New weights may come meanwhile."""
+        """Yield samples as they finish. Weights may be loaded meanwhile."""
         engine = self._ready()
         responses = [Response(request, self._limits.room(request)) for request in requests]
         asked = [(response, sampling_params(response, self._limits, self._config)) for response in responses]
@@ -62,7 +62,7 @@ class SGLangRollout:
             engine.control("flush_cache")
             self._stale = False
         self._num_in_flight += len(asked)
-        # A server gets as many at once as it takes: a connection each, and its time-out runs from when it is asked.
+        # A server gets at most max_batch_size requests at once: each has a connection, whose timeout starts when it is sent.
         room = asyncio.Semaphore(self._config.max_batch_size if self._config.url else max(1, len(asked)))
         tasks = {asyncio.create_task(self._respond(engine, room, response, params)) for response, params in asked}
         pending = set(tasks)
@@ -84,12 +84,12 @@ class SGLangRollout:
             self._num_in_flight -= len(asked)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights; until all are here the engine serves nothing."""
+        """Replace all weights; the engine serves nothing until the update is complete."""
         with self._state.loading(version):
             self._num_loads += 1
             whole = self._expected.checked(weights, version)
             if self._engine is None:
-                for _ in whole:  # gathering them may need every rank
+                for _ in whole:  # gathering the weights may need every rank
                     pass
             else:
                 self._send(self._engine, whole, version)
@@ -97,15 +97,17 @@ class SGLangRollout:
 
     @staticmethod
     def takes_turns(config: SGLangConfig) -> bool:
-        """An engine of its own can leave the device; a server has others."""
+        """Return True for an engine started by this rollout, which can free its device; a server uses other devices."""
         return not config.url
 
     @staticmethod
     def engine_bytes(config: SGLangConfig, weights: int, cache: int, *, device: int) -> int:
-        """An engine of its own takes its share of a GPU, whatever it needs; a server has other devices.
+        """Return the memory that the engine takes on one device.
+
+        An engine started by this rollout always takes its configured share of a GPU; a server uses other devices.
 
         Raises:
-            SGLangMissing: there is no SGLang for an engine here.
+            SGLangMissing: SGLang is not installed here, and the engine needs it.
         """
         if config.url:
             return 0
@@ -117,24 +119,24 @@ class SGLangRollout:
 
     @staticmethod
     def check_model(config: SGLangConfig, *, model: ModelConfig, device: str) -> None:
-        """Refuse a precision that SGLang cannot compute with; a server has been started with its own."""
+        """Refuse a precision that SGLang does not support; a server's precision is set when it starts."""
         if not config.url:
             check_precision(config, model, device)
 
     def sleep(self) -> None:
-        """Free the device. On a CPU there is nothing to free, and a server keeps its own."""
+        """Free the device's memory. On a CPU there is nothing to free, and a server keeps its devices."""
         if not self._state.is_asleep:
             self._occupation("release_memory_occupation")
         self._state.is_asleep = True
 
     def wake(self) -> None:
-        """Be ready again, with the weights that the engine had."""
+        """Restore the engine with the weights it had before `sleep`."""
         if self._state.is_asleep:
             self._occupation("resume_memory_occupation")
         self._state.is_asleep = False
 
     def close(self) -> None:
-        """End the engine; a server goes on."""
+        """Shut the engine down; a server keeps running."""
         if self._engine is not None:
             self._engine.close()
         self._engine, self._state.is_closed = None, True
@@ -142,20 +144,20 @@ class SGLangRollout:
     async def _respond(
         self, engine: Engine, room: asyncio.Semaphore, response: Response, params: Mapping[str, Any]
     ) -> Sample:
-        """One response; where new weights aborted it, its beginning goes back as prompt."""
+        """Generate one response; if new weights abort it, continue with the tokens so far as part of the prompt."""
         while True:
             async with room:
                 num_loads = self._num_loads
                 answer = await engine.answer(response.prompt_ids, params)
             response.add(answer)
-            others = bool(self._config.router)  # another rank's weights came to the server that had it
+            others = bool(self._config.router)  # the request may be on a server that another rank updates
             aborted = answer.finish_reason["type"] == "abort" and (others or num_loads != self._num_loads)
             if not aborted or response.is_full or self._state.broken:
                 return response.sample(answer, self._version)
             params = sampling_params(response, self._limits, self._config)
 
     def _send(self, engine: Engine, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Keys and values of old weights are dropped now, or when the last who still use them have ended."""
+        """Send the weights. The KV cache of old weights is dropped now, or when the last request that uses it is done."""
         pause = self._config.pause if self._num_in_flight else "retract"
         self._stale = pause == "in_place"
         device = "cpu" if self._config.url else self._device
@@ -172,7 +174,7 @@ class SGLangRollout:
 
 
 def _engine(config: SGLangConfig, model: ModelConfig, context: RolloutContext, limits: Limits) -> Engine | None:
-    """The engine on its first rank, None on the others. All ranks come here: devices are gathered."""
+    """Start the engine on its first rank; return None on the others. All ranks must call this, as it gathers devices."""
     if config.url:
         from rlcore_sglang.server import Server
 
@@ -186,7 +188,7 @@ def _engine(config: SGLangConfig, model: ModelConfig, context: RolloutContext, l
 
 
 def _devices(config: SGLangConfig, context: RolloutContext) -> list[str]:
-    """The GPUs of the ranks that share an engine, as CUDA names them; empty where nothing needs to be said."""
+    """Return the CUDA device ids of the ranks that share an engine; empty if they need not be set."""
     size = config.tensor_parallel
     if size == 1 or context.device == "cpu":
         return []
@@ -200,13 +202,13 @@ def _devices(config: SGLangConfig, context: RolloutContext) -> list[str]:
     if len({host for host, _ in places}) > 1:
         raise ConfigError(
             f"rollout.tensor_parallel={size}: its ranks are on several nodes: {', '.join(host for host, _ in places)}\n"
-            "Type a  rollout.tensor_parallel  that divides  pools.rollout.devices_per_node"
+            "Set  rollout.tensor_parallel  to a divisor of  pools.rollout.devices_per_node"
         )
     return [device for _, device in places]
 
 
 def _mesh(config: SGLangConfig, context: RolloutContext) -> Mesh:
-    """Neighbouring ranks share an engine; the first of them returns its samples."""
+    """Assign consecutive ranks to one engine; the first of them returns its samples."""
     size, rank = config.tensor_parallel, context.rank
     if config.url:
         size = 1

@@ -1,6 +1,6 @@
-"""`python -m rlcore_sglang.serve MODEL --port 30000`: an SGLang server that rlcore can generate with and send weights to.
+"""`python -m rlcore_sglang.serve MODEL --port 30000`: start an SGLang server that rlcore can use and send weights to.
 
-Options are those of `rollout=sglang`, spelt with dashes; what follows `--` goes to SGLang as it is.
+The options are settings of `rollout=sglang`, spelled with dashes. Arguments after `--` go to SGLang unchanged.
 Then:  rlcore train rollout=sglang rollout.url=http://localhost:30000 placement=split pools.rollout.device=cpu …
 """
 
@@ -31,15 +31,15 @@ _OPTIONS: dict[str, Any] = {
     "deterministic": bool,
     "enforce_eager": bool,
 }
-"""The settings of SGLangConfig that concern a server."""
+"""Settings of SGLangConfig that apply to a server."""
 _NOT_SERVED = ("enable_memory_saver", "enable_weights_cpu_backup")
-"""A server keeps its device."""
+"""Engine options that a server does not need, because it never frees its device."""
 _HEALTH = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
-"""Whether /health draws a token; a router would take a server that is paused for weights for a dead one."""
+"""Environment variable that makes /health generate a token. A router would then consider a paused server dead."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Become the server."""
+    """Replace this process with the server."""
     arguments, rest = _parser().parse_known_args(argv)
     context = RolloutContext(device=_device())
     try:
@@ -64,7 +64,7 @@ def _check_precision(precision: str, rest: Sequence[str], device: str) -> None:
 
 
 def server_flags(config: SGLangConfig, arguments: argparse.Namespace, context: RolloutContext) -> list[str]:
-    """SGLang's own command line."""
+    """Return the command-line flags of SGLang's server."""
     model = ModelConfig(path=arguments.model, precision=arguments.precision)
     options = engine_options(config, model, context, read_limits(arguments.model, config.max_model_len))
     options |= {"host": arguments.host, "port": arguments.port, "log_level": "warning", "skip_server_warmup": True}
@@ -82,7 +82,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rlcore_sglang.serve", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="directory in Hugging Face layout, the run's model.path")
+    parser.add_argument("model", metavar="MODEL", help="model directory in Hugging Face layout; the run's model.path")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument(

@@ -1,7 +1,7 @@
-"""SGLang servers that run already, best made by `python -m rlcore_sglang.serve`: one for each rank of the pool.
+"""Client of a running SGLang server, preferably started by `python -m rlcore_sglang.serve`; one for each rank of the pool.
 
-With a router, requests go there, and any server may answer them; weights and pauses go to each server, as the router does
-not know these calls. Servers have devices of their own, so sleep and wake are nothing here, and close leaves them alone.
+With a router, requests go there, and any server may answer them. Weights and pauses go to each server, because the router
+does not support these calls. Servers have their own devices, so `sleep`, `wake` and `close` do not affect them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 
 
 class Server:
-    """The client of one server."""
+    """Client of one server."""
 
     def __init__(self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext, limits: Limits) -> None:
         own = _own_url(config, context)
@@ -46,7 +46,7 @@ class Server:
             weights.send(self, whole, 0, config=config, device="cpu", path=model.path)
 
     async def answer(self, prompt_ids: list[int], params: Mapping[str, Any]) -> Answer:
-        """One response. Cancelling aborts it."""
+        """Generate one response. Cancellation aborts it."""
         self._num_requests += 1
         name = f"{self._prefix}-{self._num_requests:012d}"
         body = {"rid": name, "input_ids": prompt_ids, "sampling_params": dict(params), "return_logprob": True}
@@ -59,7 +59,7 @@ class Server:
             raise
 
     def control(self, action: str, **fields: Any) -> None:
-        """One of SGLang's control actions. A server that refuses one says so with its status."""
+        """Run one of SGLang's control actions. A server reports a refusal by its HTTP status."""
         if payloads := fields.get("serialized_named_tensors"):
             fields["serialized_named_tensors"] = [base64.b64encode(payload).decode() for payload in payloads]
         try:
@@ -68,15 +68,15 @@ class Server:
             if error.status != 404:
                 raise
             raise ConfigError(
-                f"rollout.url={self._server.url} does not know {action}: a router, or an SGLang that is too old\n"
-                f"Name the servers themselves, {wanted_version()}; a router is  rollout.router={self._server.url}"
+                f"rollout.url={self._server.url} does not support {action}: it is a router, or its SGLang is too old\n"
+                f"Give the addresses of servers with {wanted_version()}; a router is  rollout.router={self._server.url}"
             ) from error
 
     def close(self) -> None:
-        """The server goes on: who started it ends it."""
+        """Do nothing; the server keeps running until its owner stops it."""
 
     def _check(self, config: SGLangConfig, model: ModelConfig, limits: Limits) -> tuple[int, bool]:
-        """How many ranks the server has, and whether its weights are those of `model`.
+        """Return the server's number of ranks, and True if its weights are those of `model`.
 
         Raises:
             ConfigError: rlcore cannot train with this server.
@@ -84,13 +84,13 @@ class Server:
         try:
             about, info = (self._server.call("GET", path) for path in ("/model_info", "/server_info"))
         except http.BadAnswer as error:
-            reason = f"is no SGLang server: {str(error).partition(chr(10))[0]}"
+            reason = f"is not an SGLang server: {str(error).partition(chr(10))[0]}"
             raise _unfit(
                 self._server.url, model, reason, f"; a router is  rollout.router={self._server.url}"
             ) from error
         reasons = [*_wrong_server(info, config, limits, model.precision), *_wrong_model(about, model)]
         if reasons:
-            raise _unfit(self._server.url, model, "cannot be trained with: " + "; ".join(reasons))
+            raise _unfit(self._server.url, model, "cannot be used for training: " + "; ".join(reasons))
         is_ours = about["weight_version"] == "0" and Path(about["model_path"]).resolve() == Path(model.path).resolve()
         return int(info["tp_size"]), is_ours
 
@@ -98,12 +98,14 @@ class Server:
 def _wrong_server(info: Mapping[str, Any], config: SGLangConfig, limits: Limits, precision: str) -> list[str]:
     wanted, reasons = wanted_version(), []
     if info["dtype"] not in ("auto", precision):
-        reasons.append(f"it computes in {info['dtype']}, and model.precision={precision}: --precision {precision}")
+        reasons.append(
+            f"it computes in {info['dtype']}, but model.precision={precision}; start it with  --precision {precision}"
+        )
     if not wanted.specifier.contains(info["version"], prereleases=True):
-        reasons.append(f"it is SGLang {info['version']}, and {wanted} is needed")
+        reasons.append(f"it is SGLang {info['version']}, but {wanted} is required")
     if info["dp_size"] != 1:
         reasons.append(
-            f"dp_size={info['dp_size']}, and SGLang refuses new weights for replicas; start one server for each"
+            f"dp_size={info['dp_size']}, but SGLang cannot update the weights of replicas; start one server for each"
         )
     if config.weights == "memory" and weights.LOADER not in (info["custom_weight_loader"] or []):
         reasons.append(f"it was started without --custom-weight-loader {weights.LOADER}, so type  rollout.weights=disk")
@@ -111,13 +113,13 @@ def _wrong_server(info: Mapping[str, Any], config: SGLangConfig, limits: Limits,
         reasons.append("it was started without --enable-deterministic-inference, so type  rollout.deterministic=false")
     if info["context_length"] and info["context_length"] < limits.context_length:
         reasons.append(
-            f"its context is {info['context_length']}, so type  rollout.max_model_len={info['context_length']}"
+            f"its context length is {info['context_length']}, so type  rollout.max_model_len={info['context_length']}"
         )
     return reasons
 
 
 def _wrong_model(about: Mapping[str, Any], model: ModelConfig) -> list[str]:
-    """Architecture and sizes; sizes where the server's model directory can be seen from here."""
+    """Compare the architecture, and the sizes if the server's model directory is visible from here."""
     own = json.loads((Path(model.path) / "config.json").read_text(encoding="utf-8"))
     facts = {"architectures": about["architectures"]}
     theirs = Path(about["model_path"]) / "config.json"
@@ -127,19 +129,19 @@ def _wrong_model(about: Mapping[str, Any], model: ModelConfig) -> list[str]:
     differing = [
         f"{name} {value} instead of {own.get(name)}" for name, value in facts.items() if value != own.get(name)
     ]
-    return [f"it serves another model than model.path={model.path}: {', '.join(differing)}"] if differing else []
+    return [f"it serves a different model than model.path={model.path}: {', '.join(differing)}"] if differing else []
 
 
-def _unfit(url: str, model: ModelConfig, reason: str, besides: str = "") -> ConfigError:
+def _unfit(url: str, model: ModelConfig, reason: str, more_advice: str = "") -> ConfigError:
     return ConfigError(
-        f"rollout.url={url} {reason}\nStart one with  python -m rlcore_sglang.serve {model.path} --port PORT{besides}"
+        f"rollout.url={url} {reason}\nStart one with  python -m rlcore_sglang.serve {model.path} --port PORT{more_advice}"
     )
 
 
 def _own_url(config: SGLangConfig, context: RolloutContext) -> str:
     if len(config.urls) != context.world_size:
         raise ConfigError(
-            f"rollout.url names {len(config.urls)} servers, and the rollout's pool has {context.world_size} ranks\n"
+            f"rollout.url names {len(config.urls)} servers, but the rollout's pool has {context.world_size} ranks\n"
             f"Type  placement=split pools.rollout.device=cpu pools.rollout.devices_per_node={len(config.urls)}"
         )
     return config.urls[context.rank]

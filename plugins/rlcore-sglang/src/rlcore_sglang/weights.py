@@ -1,9 +1,9 @@
-"""How new weights get into an engine: pause it, hand over piece by piece, name the version, go on.
+"""Weight updates: pause the engine, send the weights bucket by bucket, set the version, continue.
 
-Pieces go through memory that both sides see: a file in shared memory, or memory of the GPU that the scheduler maps; or
-through a directory that SGLang loads. The version is named last, when all pieces have come; until then, and when they do
-not, the version is NO_VERSION, and a server stays paused: who else asks it, by a router or in a later run, must not be
-served by half an update.
+Buckets go through memory that both sides map, a file in shared memory or GPU memory; or through a model directory that
+SGLang loads. The version is set last, when all buckets have arrived. Until then, and after a failed update, it is
+NO_VERSION, and a server stays paused, so that other clients, through a router or in a later run, are not served from an
+incomplete update.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MB = 2**20
 
 
 class Control(Protocol):
-    """What of an engine is needed here."""
+    """Interface of an engine for weight updates."""
 
     num_ranks: int
-    """Ranks of the engine, each of which gets a handle of its own."""
+    """Number of ranks of the engine, each of which gets its own handle."""
 
     def control(self, action: str, **fields: Any) -> None:
-        """Do one of SGLang's control actions; raise unless it says that it succeeded."""
+        """Run one of SGLang's control actions; raise unless it reports success."""
 
 
 def send(
@@ -54,10 +54,10 @@ def send(
     """Replace all weights.
 
     Args:
-        device: "cpu": through a file, which a server can map too; otherwise through memory of this device.
+        device: "cpu" sends through a file, which a server can also map; otherwise memory of this device is used.
         path: the model directory, for `weights=disk`.
-        pause: how; see SGLangConfig. Keys and values of the old weights are dropped, but not those that sequences which
-            are paused in place still use: then all stay.
+        pause: see SGLangConfig.pause. The KV cache of the old weights is dropped, unless sequences paused in place still
+            use it.
     """
     flush = pause != "in_place"
     engine.control("pause_generation", mode=pause)
@@ -69,11 +69,11 @@ def send(
             _through_memory(engine, weights, config, device, flush)
         engine.control("update_weight_version", new_version=str(version), abort_all_requests=False)
     except BaseException:
-        # What waits for an answer must get one; to be ended, what was paused in place has to be taken off the device.
+        # Waiting requests must be answered. Requests paused in place must be retracted before they can be aborted.
         with contextlib.suppress(RlcoreError):
             for mode in ("retract", "abort"):
                 engine.control("pause_generation", mode=mode)
-            if not config.url:  # nobody else asks it
+            if not config.url:  # the engine has no other clients
                 engine.control("continue_generation")
         raise
     engine.control("continue_generation")
@@ -89,7 +89,7 @@ def _through_memory(
                 _update(engine, memory.payloads(entries, engine.num_ranks), flush_cache=False)
             _update(engine, memory.payloads([], engine.num_ranks), flush_cache=flush)
     except BaseException:
-        with contextlib.suppress(RlcoreError):  # the first error is the one to tell
+        with contextlib.suppress(RlcoreError):  # keep the first error
             engine.control("end_weight_update")
         raise
     engine.control("end_weight_update")
@@ -101,7 +101,7 @@ def _begin(engine: Control) -> None:
     except InfrastructureError as error:
         if "already open" not in str(error):
             raise
-        engine.control("end_weight_update")  # begun by a run that was killed
+        engine.control("end_weight_update")  # a killed run left an update open
         engine.control("begin_weight_update", selector="all")
 
 
@@ -116,7 +116,7 @@ def _through_directory(
     from safetensors.torch import save_file
 
     with (
-        _told(config.weights_directory),
+        _file_errors_named(config.weights_directory),
         tempfile.TemporaryDirectory(prefix="rlcore-", dir=config.weights_directory) as directory,
     ):
         shutil.copy(Path(path) / "config.json", directory)
@@ -128,8 +128,8 @@ def _through_directory(
 
 
 @contextlib.contextmanager
-def _told(directory: str) -> Iterator[None]:
-    """Where weights find no place, an error that names the setting."""
+def _file_errors_named(directory: str) -> Iterator[None]:
+    """Convert file errors to one that names the setting."""
     from safetensors import SafetensorError
 
     try:
@@ -145,9 +145,9 @@ Entry = tuple[str, str, list[int], int]
 
 
 def pieces(weights: Iterator[tuple[str, Tensor]], limit: int, memory: _Memory) -> Iterator[list[Entry]]:
-    """Fill `memory` with weights, at most `limit` bytes at a time; a larger tensor goes alone.
+    """Fill `memory` with weights, at most `limit` bytes at a time, and yield the layout; a larger tensor goes alone.
 
-    What a piece describes is there until the next one is asked for. Tensors are copied as they come: they are lent."""
+    The contents of a bucket are valid until the next one is requested. Tensors are copied at once, as they are borrowed."""
     entries: list[Entry] = []
     used = 0
     for name, tensor in weights:
@@ -165,7 +165,7 @@ def pieces(weights: Iterator[tuple[str, Tensor]], limit: int, memory: _Memory) -
 
 
 class _Memory:
-    """Bytes [n] uint8 on the CPU or a device."""
+    """Growing buffer [n] uint8 on the CPU or a device."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
@@ -178,7 +178,7 @@ class _Memory:
         self.bytes = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, num_bytes: int, limit: int) -> None:
-        """Have at least that many bytes, growing by doubling up to `limit`; what is there stays."""
+        """Ensure a size of at least `num_bytes`, doubling up to `limit`. Contents are kept."""
         if num_bytes > len(self.bytes):
             self.bytes = self._grown(max(num_bytes, min(limit, 2 * len(self.bytes))))
 
@@ -188,7 +188,7 @@ class _Memory:
         return self.bytes[offset : offset + num_bytes].view(dtype).view(shape)
 
     def payloads(self, entries: list[Entry], num_ranks: int) -> list[bytes]:
-        """What each rank of the engine gets: pickled as SGLang expects it, the layout as JSON in place of a name."""
+        """Return each rank's message: pickled as SGLang expects it, with the layout as JSON instead of a name."""
         raise NotImplementedError
 
     def _grown(self, num_bytes: int) -> Tensor:
@@ -198,12 +198,12 @@ class _Memory:
 
 
 class _SharedFile(_Memory):
-    """A file in shared memory, mapped here and by whoever gets its name."""
+    """File in shared memory, mapped here and by the receivers."""
 
     def __init__(self, directory: str) -> None:
         super().__init__()
         self._directory = directory
-        with _told(directory):
+        with _file_errors_named(directory):
             descriptor, self._path = tempfile.mkstemp(prefix="rlcore-", suffix=".weights", dir=directory)
         os.close(descriptor)
 
@@ -216,7 +216,7 @@ class _SharedFile(_Memory):
         return [pickle.dumps([(json.dumps(layout), torch.empty(0, dtype=torch.uint8))])] * num_ranks
 
     def _grown(self, num_bytes: int) -> Tensor:
-        """Writing to a mapping of a full disk kills the process; so the space is taken first."""
+        """Allocate the space first, because writing to a mapping on a full disk kills the process."""
         with open(self._path, "r+b") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -229,7 +229,7 @@ class _SharedFile(_Memory):
 
 
 class _DeviceMemory(_Memory):
-    """Memory of a GPU, which the schedulers map. Every rank needs a handle of its own: they are counted."""
+    """GPU memory that the schedulers map. Each rank needs its own handle, because handles are reference-counted."""
 
     def payloads(self, entries: list[Entry], num_ranks: int) -> list[bytes]:
         torch.cuda.synchronize(self._device)

@@ -1,4 +1,4 @@
-"""`ENVIRONMENT/bin/python enable.py`: every process of that environment runs SGLang on plain PyTorch. For tests only."""
+"""`ENVIRONMENT/bin/python enable.py`: make SGLang in that virtual environment use plain PyTorch. For tests only."""
 
 import sysconfig
 from pathlib import Path

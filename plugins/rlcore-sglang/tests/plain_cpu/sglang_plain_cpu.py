@@ -1,18 +1,18 @@
 """For tests only: an SGLang platform of plain PyTorch, for machines that have no kernel package for their CPU.
 
-SGLang finds it by the entry points beside this file, through its own extension points. Schedulers, caches, sampling and
-control are SGLang's; attention is its `torch_native`, and two operations that exist as GPU kernels only are replaced.
-`enable.py` puts it into an environment.
+SGLang loads it through its own extension points, from the entry points next to this file. Schedulers, caches, sampling and
+control are SGLang's; attention is its `torch_native`, and two operations that exist only as GPU kernels are replaced.
+`enable.py` installs it in a virtual environment.
 """
 
 
 def platform():
-    """What SGLang asks an entry point of `sglang.srt.platforms` for."""
+    """Return the platform class; the entry point of `sglang.srt.platforms`."""
     return "sglang_plain_cpu:PlainCpu"
 
 
 def hooks():
-    """Called by SGLang in each of its processes before it reads its arguments."""
+    """Register the replacements. SGLang calls this in each of its processes before it parses its arguments."""
     from sglang.srt import server_args
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -20,18 +20,18 @@ def hooks():
     server_args.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     replacements = {
         "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode": _nothing,
-        "sglang.srt.layers.sampler.multinomial_with_seed": draw_with_seed,
+        "sglang.srt.layers.sampler.multinomial_with_seed": sample_with_seed,
     }
     for name, replacement in replacements.items():
         HookRegistry.register(name, replacement, HookType.REPLACE)
 
 
 def _nothing(*args, **kwargs):
-    """Products that do not depend on the batch's size are Triton kernels; PyTorch's are close enough for a test."""
+    """Do nothing: batch-invariant products are Triton kernels, and PyTorch's are close enough for a test."""
 
 
-def draw_with_seed(logprobs, seed, positions):
-    """[n, 1] one draw a row by the Gumbel-max trick; the noise is a function of seed, position and column alone."""
+def sample_with_seed(logprobs, seed, positions):
+    """Return one sample per row [n, 1] by the Gumbel-max trick, with noise from seed, position and column only."""
     import torch
 
     from rlcore.rollouts.sampler import uniforms
@@ -44,7 +44,7 @@ def draw_with_seed(logprobs, seed, positions):
 
 
 def __getattr__(name):
-    """The class is asked for while SGLang is being imported, so that its methods import what they need."""
+    """Create the class on first access, because SGLang requests it while SGLang itself is being imported."""
     if name != "PlainCpu":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from sglang.srt.platforms.cpu import CpuSRTPlatform
@@ -70,7 +70,7 @@ def __getattr__(name):
 
 
 def _allocator_class():
-    """SGLang hands a page size to every allocator; this one knows single tokens only."""
+    """Return an allocator of single tokens that accepts the page size which SGLang passes."""
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
     class PlainAllocator(TokenToKVPoolAllocator):

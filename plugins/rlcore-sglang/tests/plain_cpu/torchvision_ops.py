@@ -1,7 +1,7 @@
-"""For tests only: lets the torchvision of PyPI, which is built for CUDA, be imported beside a PyTorch without it.
+"""For tests only: make PyPI's torchvision, which is built for CUDA, importable with a CPU-only PyTorch.
 
-SGLang imports torchvision for models with pictures. Its library of operators does not load here, and its Python code
-stops at an operator that is not declared; so two are declared just before torchvision is imported.
+SGLang imports torchvision for multimodal models. Its operator library does not load here, and its Python code fails at
+undeclared operators, so this module declares two of them just before torchvision is imported.
 """
 
 import importlib.abc
