@@ -147,7 +147,7 @@ class TestDictionary(TestGuess):
 def test_the_page_lists_the_missing_features_of_the_smallest_engine():
     text = (DOCS / "writing-an-engine.md").read_text()
 
-    assert "it takes any weights, ends at no stop token, and its log-probs are not those of the model" in text
+    assert "it accepts any weights, does not end at stop tokens, and its log-probs are not those of the model" in text
 
 
 def test_the_complete_algorithm_has_under_a_hundred_lines():

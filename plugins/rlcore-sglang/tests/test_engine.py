@@ -85,10 +85,10 @@ def compare(engine, model, how, tolerance=TOLERANCE):
     num_equal = 0
     for number, sample in found.items():
         scores = scores_of(reference, asked[number], sample)
-        drawn = scores.gather(1, torch.tensor(list(sample.token_ids))[:, None]).squeeze(1)
-        assert float((drawn - torch.tensor(list(sample.log_probs))).abs().max()) < tolerance
+        scored = scores.gather(1, torch.tensor(list(sample.token_ids))[:, None]).squeeze(1)
+        assert float((scored - torch.tensor(list(sample.log_probs))).abs().max()) < tolerance
         best = scores.topk(2, dim=-1).values
-        assert float((best[:, 0] - drawn).max()) < margin, "the sampled token is not the most likely one"
+        assert float((best[:, 0] - scored).max()) < margin, "the sampled token is not the most likely one"
         unclear = (best[:, 0] - best[:, 1] < margin).nonzero()
         same = int(unclear[0]) if len(unclear) else len(sample.token_ids)
         assert list(sample.token_ids)[:same] == list(wanted[number].token_ids)[:same]
@@ -100,14 +100,14 @@ def compare(engine, model, how, tolerance=TOLERANCE):
 
 def watch(engine, monkeypatch):
     """Return a list that records all further control actions."""
-    told, control = [], engine._engine.control
+    actions, control = [], engine._engine.control
 
     def telling(action, **fields):
-        told.append(action)
+        actions.append(action)
         control(action, **fields)
 
     monkeypatch.setattr(engine._engine, "control", telling)
-    return told
+    return actions
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ def on_cpu(small_model):
 
 @pytest.fixture
 def mapped(on_cpu, monkeypatch):
-    """Tags of the allocations that have device memory: one for the weights, one for keys and values."""
+    """Tags of the allocations that have device memory: one for the weights, one for the KV cache."""
     from vllm.device_allocator import AllocationData, cumem
     from vllm.v1.worker.cpu_worker import CPUWorker
 
