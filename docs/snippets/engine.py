@@ -34,7 +34,7 @@ class Dice:
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         for request in requests:
             if len(request.prompt_ids) >= self._room:
-                raise SampleError(f"request {request.request_id}: its prompt fills all {self._room} tokens")
+                raise SampleError(f"request {request.request_id}: the prompt fills all {self._room} tokens")
         for request in requests:
             dice = random.Random(request.seed)  # the response depends on its seed only
             room = min(request.sampling.max_response_tokens, self._room - len(request.prompt_ids))
