@@ -225,7 +225,7 @@ MODELS = {
     "has half of its weights": (lambda m: cut(m / "model.safetensors"), "model.safetensors has ", "hf download"),
     "has weights without a header": (
         lambda m: (m / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + bytes(100)),
-        "model.safetensors is no safetensors file",
+        "model.safetensors is not a safetensors file",
         "hf download",
     ),
     "has no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), "has no tokenizer", "Copy the tokenizer files"),
@@ -382,8 +382,8 @@ def test_a_reward_that_fails_is_counted_and_told_when_the_run_goes_on(world, cap
     assert counts == {"score": 2, "skip": 0, "timeout": 0, "error": 0} | {STATUS[reward]: 2}
     assert metrics["reward/mean"] == mean
     assert metrics[f"reward/{reward}"] == 1.0, "its own mean is over its scores"
-    (told,) = [record.getMessage() for record in caplog.records if "no verdict" in record.getMessage()]
-    assert told.startswith("2 of 4 samples have no verdict: ")
+    (told,) = [record.getMessage() for record in caplog.records if "have no reward" in record.getMessage()]
+    assert told.startswith("2 of 4 samples have no reward: ")
     assert SAID[reward] in told
 
 
@@ -402,7 +402,7 @@ def test_steps_that_learn_nothing_end_the_run(world):
     )
 
     assert code == 1
-    assert "2 steps in a row changed nothing: no sample of the last one had a reward" in said
+    assert "2 steps in a row changed nothing: no sample of the last one has a reward" in said
     assert "trainer.max_skipped_steps=20" in said
     assert world.metrics()["step"] == 2
 
@@ -442,7 +442,7 @@ TOO_MUCH = {
     "two hosts": (["pools.main.nodes=2"], "1 devices × 1 cores = 1 CPU on each of 2 nodes; the cluster has "),
     "many cores": (["pools.main.devices_per_node=3", "pools.main.cpus_per_device=999"],
                    "3 devices × 999 cores = 2997 CPU on each of 1 nodes; the cluster has "),
-    "two pools": (["placement=split", f"pools.actor.cpus_per_device={CORES}"], "(other pools ask too: "),
+    "two pools": (["placement=split", f"pools.actor.cpus_per_device={CORES}"], "(other pools also need some: "),
 }  # fmt: skip
 
 
@@ -454,7 +454,7 @@ def test_pools_larger_than_the_machine_are_refused_before_ray_starts(world, more
     first, second = world.refused("train", *world.settings("runtime=ray", *more), *dry)
 
     assert arithmetic in first
-    assert second.startswith("Ask for less:  pools.")
+    assert second.startswith("Request less:  pools.")
     assert not (world.folder / "runs").exists()
 
 
@@ -465,7 +465,7 @@ def test_address_without_a_cluster_is_refused_before_ray_starts(world, monkeypat
 
     first, second = world.refused("train", *world.settings("runtime=ray", f"runtime.address={address}"))
 
-    assert first.startswith(f"runtime.address={address}: no Ray cluster answers there")
+    assert first.startswith(f"runtime.address={address}: no Ray cluster responds there")
     assert "ray start --head" in second
 
 
@@ -498,8 +498,8 @@ def test_a_run_directory_that_cannot_be_written_is_refused(world):
 def test_resume_must_without_a_checkpoint_is_refused(world):
     first, second = world.refused("train", *world.settings("run.resume=must"))
 
-    assert first == (f"run.resume=must, and there is no complete checkpoint in {world.folder}/runs/r/checkpoints.")
-    assert second == "Type  run.resume=auto  to start anew where there is none."
+    assert first == (f"run.resume=must, but there is no complete checkpoint in {world.folder}/runs/r/checkpoints.")
+    assert second == "Type  run.resume=auto  to start from the beginning if there is none."
 
 
 def test_resume_must_names_the_run_that_was_meant(world):
@@ -577,7 +577,7 @@ def test_a_refused_resume_leaves_run_and_checkpoint_as_they_were(trained):
     [
         (["{here}/runs/rr"], "there is no directory {here}/runs/rr. Did you mean '{here}/runs/r'?", "outputs/RUN"),
         (["{here}/runs/r"], "no held-out prompts are given.", "Type  data.eval=FILE"),
-        (["{here}"], "{here} holds no checkpoint", "outputs/RUN"),
+        (["{here}"], "{here} contains no checkpoint", "outputs/RUN"),
         (["{here}/runs/r", "data.eval={here}/god.jsonl"], "Did you mean 'good.jsonl'?", "Write a .jsonl"),
         (["{here}/runs/r", "data.eval={here}/good.jsonl", "eval.max_prompt=3"], "Did you mean 'max_prompts'?", "Settings"),
         (["{here}/runs/r", "data.eval={here}/good.jsonl", "model.path=/x"], "model.path is given twice", "Leave out one"),
@@ -601,8 +601,8 @@ def test_eval_refuses_what_it_cannot_score(trained, arguments, wrong, to_type):
     ("arguments", "wrong", "to_type"),
     [
         (["{here}/runs/rr", "{here}/new"], "Did you mean '{here}/runs/r'?", "outputs/RUN/checkpoints/step_000100"),
-        (["{here}", "{here}/new"], "{here} holds no checkpoint", "outputs/RUN/checkpoints/step_000100"),
-        (["{here}/runs/r", "{here}/runs"], "{here}/runs exists already", "rm -r {here}/runs"),
+        (["{here}", "{here}/new"], "{here} contains no checkpoint", "outputs/RUN/checkpoints/step_000100"),
+        (["{here}/runs/r", "{here}/runs"], "{here}/runs already exists", "rm -r {here}/runs"),
         (["{here}/runs/r", "{here}/new", "--role", "actr"], "no role 'actr'. Did you mean 'actor'?", "Roles with a model: actor"),
         (["{here}/runs/r", "{here}/good.jsonl/new"], "cannot be written: Not a directory", "Give another directory."),
     ],
@@ -641,7 +641,7 @@ def test_a_hook_may_not_give_a_metric_of_the_core(world):
     assert first.startswith(
         f"rlcore_collect_metrics of {world.folder}/rewards.py:Clash: 'reward/mean' (0.25) is a metric of rlcore itself"
     )
-    assert f"leave {world.folder}/rewards.py:Clash out of plugins.hooks" in second
+    assert f"remove {world.folder}/rewards.py:Clash from plugins.hooks" in second
 
 
 @pytest.mark.parametrize(("asked", "times"), [(5, 1), (4, 0)])
@@ -657,7 +657,7 @@ def test_groups_of_one_sample_are_warned_of_once(world, caplog, samples, times):
     code, _, _ = world.train(f"sampling.samples_per_prompt={samples}", "trainer.steps=2")
 
     assert code == 0
-    assert caplog.text.count("algorithm 'grpo' compares the samples of a prompt, and there is one") == times
+    assert caplog.text.count("algorithm 'grpo' compares the samples of a prompt, but there is only one") == times
 
 
 def test_the_traceback_is_shown_when_it_is_asked_for(world):
@@ -719,7 +719,7 @@ def test_a_tracker_that_cannot_write_ends_the_run_and_loses_no_step(world, name)
     assert code == 1
     assert said == [
         f"error: tracker '{world.folder}/trackers.py:{name}' failed at step 3: OSError: [Errno 28] No space left on device",
-        "Fix that or leave it out of  trackers=[...] , and go on with the same command and  run.name=r",
+        "Fix it or remove it from  trackers=[...] , and resume with the same command and  run.name=r",
         f"the checkpoint of step 3 is in {world.folder}/runs/r/checkpoints",
     ]
     assert [path.name for path in (world.folder / "runs" / "r" / "checkpoints").iterdir()] == ["step_000003"]
@@ -733,7 +733,7 @@ def test_a_tracker_that_cannot_start_ends_the_run_with_its_name(world):
 
     assert code == 1
     assert first.startswith(f"error: tracker '{world.folder}/trackers.py:AtTheStart' failed at the start: OSError: ")
-    assert second.startswith("Fix that or leave it out")
+    assert second.startswith("Fix it or remove it")
 
 
 def test_a_tracker_that_cannot_finish_is_named_after_a_run_that_is_complete(world):

@@ -134,8 +134,8 @@ def test_log_probs_of_the_engine_travel_only_where_there_is_an_engine(plan):
     ("columns", "words"),
     [
         (("anser",), ["learns from column 'anser'", "Did you mean 'answer'?", "data.rename={COLUMN: anser}"]),
-        (("number",), ["column 'number' of prompt 0 is 0", "learns from texts"]),
-        (("half",), ["column 'half' of prompt 0 is '\\ud83d'", "learns from texts"]),
+        (("number",), ["column 'number' of prompt 0 is 0", "needs text, or messages"]),
+        (("half",), ["column 'half' of prompt 0 is '\\ud83d'", "needs text, or messages"]),
     ],
 )
 def test_demonstrations_are_checked_before_the_start(plan, columns, words):
@@ -173,7 +173,7 @@ def test_a_role_may_have_a_model_of_its_own(plan, assets, tmp_path):
 def test_a_model_with_another_tokenizer_is_refused(plan):
     from rlcore.quickstart import locate
 
-    with pytest.raises(ConfigError, match="has another tokenizer than model"):
+    with pytest.raises(ConfigError, match="has a different tokenizer than model"):
         plan(Imitation, judge=locate("quickstart:model"))
 
 
@@ -265,4 +265,4 @@ def test_an_engine_that_is_off_is_told_once(caplog):
             _compare_log_probs(run, gap)
 
     (record,) = caplog.records
-    assert record.getMessage().startswith("step 7: the engine's log-probs are 0.051 nats off the trainer's")
+    assert record.getMessage().startswith("step 7: log-probs of engine and trainer differ by 0.051 nats")

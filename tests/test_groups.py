@@ -86,7 +86,7 @@ def test_a_list_is_never_scattered_by_accident(echo):
     assert echo.who([1, 2]) == ["[1, 2] 0 of 2", "[1, 2] 1 of 2"]
     with pytest.raises(ValueError, match="list of 2"):
         echo.one_each([1, 2, 3])
-    with pytest.raises(ValueError, match="say which rank"):
+    with pytest.raises(ValueError, match="give a rank from rank=0"):
         echo.alone(7)
 
 
@@ -169,7 +169,7 @@ def test_unknown_runtime_says_what_to_type():
 def test_pools_that_never_fit_are_refused_with_the_arithmetic():
     with pytest.raises(CapacityError, match=r"2 devices × 1 cores = 2 CPU on each of 1 nodes; the cluster has 1 CPU"):
         check_capacity({"main": PoolConfig(devices_per_node=2)}, [{"CPU": 1}])
-    with pytest.raises(CapacityError, match="other pools ask too: a"):
+    with pytest.raises(CapacityError, match="other pools also need some: a"):
         check_capacity({"a": PoolConfig(), "b": PoolConfig()}, [{"CPU": 1}])
     gpus = PoolConfig(devices_per_node=8, device="cuda")
     with pytest.raises(CapacityError, match=r"8 GPU on each of 1 nodes; the cluster has .* 4 GPU on node 0"):

@@ -45,9 +45,9 @@ def test_the_same_environment_is_taken():
 @pytest.mark.parametrize(
     ("other", "said", "to_type"),
     [
-        ({"Python": "3.9.1"}, "has Python 3.9.1, and the controller has", "-m venv VENV"),
-        ({"ray": "2.1.0"}, "has ray 2.1.0, and the controller has", '-m pip install "ray=='),
-        ({"rlcore": ""}, "has rlcore (none), and the controller has", '-m pip install "rlcore=='),
+        ({"Python": "3.9.1"}, "has Python 3.9.1, but the controller has", "-m venv VENV"),
+        ({"ray": "2.1.0"}, "has ray 2.1.0, but the controller has", '-m pip install "ray=='),
+        ({"rlcore": ""}, "has rlcore (none), but the controller has", '-m pip install "rlcore=='),
     ],
 )
 def test_other_versions_are_refused_with_what_to_type(tmp_path, other, said, to_type):
@@ -61,7 +61,9 @@ def test_other_versions_are_refused_with_what_to_type(tmp_path, other, said, to_
 
 def test_what_is_no_python_is_named_with_its_last_words(tmp_path):
     python = _script(tmp_path / "python", "#!/bin/sh\necho no such option >&2\nexit 3\n")
-    with pytest.raises(ConfigError, match=r"is no Python that answers: no such option\nType  pools\.rollout\.python="):
+    with pytest.raises(
+        ConfigError, match=r"could not be run as a Python interpreter: no such option\nType  pools\.rollout\.python="
+    ):
         check_interpreter("rollout", python)
 
 
@@ -72,5 +74,5 @@ def test_what_is_not_there_is_named():
 
 def test_one_process_has_one_interpreter():
     runtime = LocalRuntime(RuntimeConfig(name="local"))
-    with pytest.raises(ConfigError, match=r"with runtime=local everything is in one process\nType  runtime=ray"):
+    with pytest.raises(ConfigError, match=r"runtime=local runs everything in one process\nType  runtime=ray"):
         runtime.start({"main": PoolConfig(python=sys.executable)}, {})

@@ -84,7 +84,7 @@ def test_roles_get_their_pools(make, placement, expected):
         pytest.param(
             {"placement": {"rolout": "main"}},
             "placement.rolout: no role 'rolout' in this run. Did you mean 'rollout'?\n"
-            "Roles: actor, rollout; 'default' stands for all that are not named.",
+            "Roles: actor, rollout; 'default' stands for all others.",
             id="no-such-role",
         ),
         pytest.param(
@@ -95,7 +95,7 @@ def test_roles_get_their_pools(make, placement, expected):
         ),
         pytest.param(
             {"pools": {"main": {"nodes": 2, "devices_per_node": 3}}},
-            "runtime=local trains in one process, and pool 'main' of role 'actor' has 6 devices\n"
+            "runtime=local trains in one process, but pool 'main' of role 'actor' has 6 devices\n"
             "Type  runtime=ray  or  pools.main.devices_per_node=1",
             id="local-with-two-ranks",
         ),
@@ -281,15 +281,15 @@ class ReadsTypo(PPO):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (NoActor, "the algorithm asks for no role 'actor'; its roles() must name one"),
+        (NoActor, "the algorithm has no role 'actor'; its roles() must include one"),
         (
             ReadsValues,
-            "reads column 'values' in the update of 'actor', and no role of this run writes it.\n"
+            "reads column 'values' in the update of 'actor', but no role of this run writes it.\n"
             "It is written by: critic. Roles: actor, rollout, reward.",
         ),
         (
             ReadsTypo,
-            "reads column 'retruns' in the update of 'actor', and no role of this run writes it.\n"
+            "reads column 'retruns' in the update of 'actor', but no role of this run writes it.\n"
             "Did you mean 'returns'? Roles: actor, critic, rollout, reward.",
         ),
     ],
@@ -545,7 +545,7 @@ def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(
-        RunError, match=r"step 6 could not be written: .*No space left(.|\n)*last good one is .*step_000005"
+        RunError, match=r"step 6 could not be written: .*No space left(.|\n)*last complete one is .*step_000005"
     ):
         write(Checkpoints(tmp_path, 2), 6, full)
 
@@ -565,7 +565,7 @@ def test_what_is_no_matter_of_the_disk_is_not_called_one(tmp_path, error):
 
     assert raised.value is error
     assert error.__notes__ == [
-        f"checkpoint of step 6 could not be written. The last good one is {tmp_path}/step_000005."
+        f"checkpoint of step 6 could not be written. The last complete one is {tmp_path}/step_000005."
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
 
@@ -652,7 +652,7 @@ def test_a_tokenizer_that_is_larger_than_its_model_is_refused(plan_of, assets, t
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 500}))
 
-    with pytest.raises(ModelError, match="token ids up to 511, and the model has 500 tokens"):
+    with pytest.raises(ModelError, match="token ids up to 511, but the model has 500 tokens"):
         plan_of(model__path=str(model))
 
 
@@ -664,7 +664,7 @@ def test_a_plan_warns_when_its_roles_together_are_too_large(plan_of, monkeypatch
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need)
     assert not [text for text in describe(plan) if text.startswith("warning")]
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need - 1)
-    assert f"{human(need)} for the CPU pools" in line(plan, "warning")
+    assert f"the work of all CPU pools needs {human(need)}" in line(plan, "warning")
 
 
 PPO_WITH_REFERENCE = {"name": "ppo", "kl": {"coefficient": 0.1}}
@@ -697,11 +697,11 @@ def test_plan_for_a_cluster_says_that_its_devices_are_not_known_yet(plan_of, mon
     plan = plan_of(runtime=ELSEWHERE, pools={"main": {}})
 
     assert line(plan, "devices") == (
-        "devices pools.main.device=auto: cuda if the cluster at 10.0.0.1:6379 has GPUs, else cpu; known when it is joined"
+        "devices pools.main.device=auto: cuda if the cluster at 10.0.0.1:6379 has GPUs, else cpu; decided when the run joins it"
     )
     assert "pool main (1 × 1 auto)" in line(plan, "role actor")
     assert plan.turns == ("actor",)
-    assert line(plan, "turns").endswith(", if it has GPUs")
+    assert line(plan, "sharing").endswith(" (only if it has GPUs)")
 
 
 def test_plan_for_a_cluster_with_a_named_device_does_not_look_at_this_machine(plan_of, monkeypatch):
@@ -719,7 +719,7 @@ def test_plan_says_when_gpus_of_this_machine_stay_unused(plan_of, monkeypatch):
     for kind in ("device", "machine"):
         monkeypatch.setattr(f"rlcore.trainer.describe.{kind}_bytes", lambda: 2**40)
 
-    expected = "devices 1 of 8 GPUs of this machine are used; for all: pools.main.devices_per_node=8"
+    expected = "devices 1 of 8 GPUs of this machine are used; to use all: pools.main.devices_per_node=8"
     assert line(plan_of(pools={"main": {}}), "devices") == expected
     every = plan_of(runtime={"name": "ray"}, pools={"main": {"devices_per_node": 8}})
     assert not [text for text in describe(every) if text.startswith("devices")]
@@ -733,10 +733,10 @@ def test_turns_that_cannot_be_are_refused_when_asked_for(plan_of):
     with pytest.raises(ConfigError) as error:
         plan_of(take_turns="always", pools=pools(main=1, other=1), placement={"rollout": "other"})
     assert str(error.value) == (
-        "take_turns=always, and no model is trained or held in the rollout's pool 'other'\n"
-        "Type  placement=colocated   or leave take_turns out"
+        "take_turns=always, but no model is in the rollout's pool 'other'\n"
+        "Type  placement=colocated   or remove take_turns"
     )
-    with pytest.raises(ConfigError, match=r"rollout=.*Stays does not say .*\nType  take_turns=never"):
+    with pytest.raises(ConfigError, match=r"rollout=.*Stays does not declare .*\nType  take_turns=never"):
         plan_of(take_turns="always", rollout={"name": f"{__name__}:Stays"})
     with pytest.raises(ConfigError, match="take_turns"):
         plan_of(take_turns="sometimes")
@@ -747,7 +747,9 @@ def test_an_engine_that_keeps_its_gpu_is_told(plan_of, monkeypatch, caplog):
 
     assert plan_of(rollout={"name": f"{__name__}:Stays"}).turns == ()
 
-    assert "rollout does not say that it can leave its device (takes_turns), so actor and rollout hold" in caplog.text
+    assert (
+        "rollout does not declare that it can free its device (takes_turns), so actor and rollout hold" in caplog.text
+    )
 
 
 def test_turns_on_cpus_must_fit_together(plan_of, monkeypatch):
@@ -757,9 +759,13 @@ def test_turns_on_cpus_must_fit_together(plan_of, monkeypatch):
     )
 
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need)
-    assert line(plan, "turns").startswith("turns actor leave pool 'main' while rollout generates")
+    assert line(plan, "sharing") == (
+        "sharing pool 'main': actor is offloaded while rollout generates; rollout sleeps while actor trains"
+    )
     monkeypatch.setattr("rlcore.trainer.describe.machine_bytes", lambda: need - 1)
-    with pytest.raises(CapacityError, match=r"frees nothing, and together needs \(actor .* \+ rollout .*\) = "):
+    with pytest.raises(
+        CapacityError, match=r"frees nothing on CPUs, and keeping all of them needs \(actor .* \+ rollout .*\) = "
+    ):
         describe(plan)
 
 
@@ -781,11 +787,11 @@ def test_turns_on_gpus_need_the_larger_turn_and_room_in_the_host(plan_of, monkey
         describe(plan)
     actor, frozen = human(estimate_of_actor(plan.config)), human(frozen_bytes(size))
     assert str(error.value).startswith(
-        f"the roles of pool 'main' cannot take turns: training needs (actor {actor} + critic {actor} + reference {frozen})"
-        f" = {human(training)}, and there are {human(training - 1)}\nLower model.max_tokens_per_device"
+        f"the roles of pool 'main' cannot share its devices: training needs (actor {actor} + critic {actor} + reference {frozen})"
+        f" = {human(training)}, but only {human(training - 1)} are available\nLower model.max_tokens_per_device"
     )
     has.update(device=training, machine=parked - 1)
-    with pytest.raises(CapacityError, match=r"in host memory, while rollout generates, needs .* and there are"):
+    with pytest.raises(CapacityError, match=r"offloading to host memory needs .* but only"):
         describe(plan)
 
 
@@ -873,7 +879,7 @@ def test_an_engine_says_what_it_takes(plan_of, monkeypatch):
     plan = plan_of(rollout={"name": f"{__name__}:TakesHalf"})
     assert human(3.5 * 2**30) in line(plan, "role rollout")
     monkeypatch.setattr(TakesHalf, "engine_bytes", lambda config, weights, cache, *, device: device + 1)
-    with pytest.raises(CapacityError, match=r"(?s)generating needs \(rollout 7.* settings under rollout"):
+    with pytest.raises(CapacityError, match=r"(?s)generating needs \(rollout 7.* \(settings under rollout\)"):
         describe(plan)
 
 

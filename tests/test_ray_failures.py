@@ -36,7 +36,7 @@ def test_dead_host_is_reported_before_the_deadline(echo):
 
 @pytest.mark.parametrize("echo", [5], indirect=True)
 def test_a_deadline_shows_the_stack_of_the_stuck_rank(echo):
-    with pytest.raises(DeadlineExceeded, match=r"echo.hang did not end within 5 s; waiting for 2 ranks") as raised:
+    with pytest.raises(DeadlineExceeded, match=r"echo.hang did not finish within 5 s; waiting for 2 ranks") as raised:
         echo.hang()
 
     assert "in hang" in str(raised.value)
@@ -55,7 +55,7 @@ def test_deadline_of_a_start_names_its_own_setting():
         runtime.shutdown()
 
     lines = str(raised.value).splitlines()
-    assert lines[0] == "slow.__init__ did not end within 2 s; waiting for 1 ranks:"
+    assert lines[0] == "slow.__init__ did not finish within 2 s; waiting for 1 ranks:"
     assert lines[-1] == "Wait longer:  runtime.start_timeout_s=4"
 
 

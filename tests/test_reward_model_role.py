@@ -93,10 +93,13 @@ def test_a_run_learns_from_it_beside_another_reward(assets, reward_model, tmp_pa
     ("more", "text"),
     [
         (["reward=model"], "reward 'model' asks for column 'model_score', which "),
-        (["reward.model={plain}"], "has no value_head.safetensors, so it is no reward model\nTrain one:  rlcore train"),
+        (
+            ["reward.model={plain}"],
+            "has no value_head.safetensors, so it is not a reward model\nTrain one:  rlcore train",
+        ),
         (
             ["reward.model={rm}", "reward=sorted_digits"],
-            "reward.model is set, and no reward uses its score\nType  reward=m",
+            "reward.model is set, but no reward uses its score\nType  reward=m",
         ),
         (["reward.model=nowhere"], "reward.model=nowhere: there is no such directory"),
     ],

@@ -218,7 +218,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
     )
     assert full.returncode == 1
     assert "checkpoint of step 3 could not be written" in full.stderr
-    assert "The last good one is" in full.stderr
+    assert "The last complete one is" in full.stderr
     names = sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir())
     assert names == ["step_000001", "step_000002"]
     again = subprocess.run(
@@ -278,7 +278,7 @@ def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started
 def test_two_runs_never_share_a_directory(tmp_path):
     process = command(*small_run(tmp_path, steps=100000))
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", 1)
-    with pytest.raises(ConfigError, match=rf"another process trains in {tmp_path}/r\n.*run.name=NAME"):
+    with pytest.raises(ConfigError, match=rf"another process is training in {tmp_path}/r\n.*run.name=NAME"):
         train(small_run(tmp_path), dry_run=False)
     process.kill()
     process.communicate(timeout=HANG_S)
@@ -296,7 +296,7 @@ def test_runs_without_a_name_that_begin_at_once_have_directories_of_their_own(tm
 def test_a_checkpoint_that_stayed_on_another_node_is_not_counted(tmp_path):
     more = ["checkpoint.every_steps=1", f"algorithm={FAULTS}:Elsewhere"]
     with pytest.raises(
-        RunError, match=r"(?s)is there on the node of role 'actor', and not on this one.*run.directory=DIR"
+        RunError, match=r"(?s)exists on the node of role 'actor', but not on this one.*run.directory=DIR"
     ):
         train(small_run(tmp_path, *more), dry_run=False)
     assert list((tmp_path / "r" / "checkpoints").iterdir()) == []

@@ -176,9 +176,9 @@ def test_ways_that_cannot_be_say_which_can():
         spawn(it, runtime, role=role, pool=pool)
         for it, role, pool in ((Giver, "actor", "a"), (Taker, "rollout", "a"), (Taker, "rollout", "b"))
     )
-    with pytest.raises(ConfigError, match=r"and both are in one pool\nType  transfer=inprocess"):
+    with pytest.raises(ConfigError, match=r"but both are in one pool\nType  transfer=inprocess"):
         Collective(source=source, target=same)
-    with pytest.raises(ConfigError, match=r"with runtime=local there is one process\nType  transfer=object_store"):
+    with pytest.raises(ConfigError, match=r"runtime=local has only one process\nType  transfer=object_store"):
         Collective(source=source, target=other)
     with pytest.raises(ConfigError, match="Type  transfer=object_store"):
         InProcess(source=source, target=other)

@@ -1,1 +1,1 @@
-"""The controller: runtimes, hosts, pools, groups, dispatch modes and references to batches that lie elsewhere."""
+"""The controller: runtimes, hosts, pools, groups, dispatch modes and references to remote batches."""

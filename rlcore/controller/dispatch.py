@@ -1,6 +1,6 @@
-"""`@dispatch` marks a worker method that a group may call, and the built-in ways to split and collect such a call.
+"""The decorator `@dispatch` for worker methods that groups may call, and the built-in dispatch modes.
 
-The mark is a descriptor that keeps the signature, so that an editor, mypy and `help` see the method that was written.
+The decorator returns a descriptor that keeps the signature, so that editors, mypy and `help` show the original method.
 On a worker it is the plain method; on a group (see group.py) the same name calls every rank.
 """
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class BoundMethod(Generic[P, R]):
-    """A dispatched method of one worker: called, it is the method itself."""
+    """A dispatched method of one worker; a call runs the method itself."""
 
     def __init__(self, function: Callable[..., R], worker: object) -> None:
         self._call = functools.partial(function, worker)
@@ -30,12 +30,12 @@ class BoundMethod(Generic[P, R]):
         return self._call(*args, **kwargs)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """On a group: start the call and return at once. On a worker: the finished call."""
+        """Start the call and return at once; on a worker, return the finished call."""
         return Future.of(self._call(*args, **kwargs))
 
 
 class DispatchedMethod(Generic[P, R]):
-    """A worker method with its dispatch mode, the columns that it reads, and whether it computes on the device."""
+    """A worker method with its dispatch mode, the columns that it reads, and whether it needs the device."""
 
     def __init__(
         self, function: Callable[..., R], mode: str, reads: tuple[str, ...] | None, on_device: bool = True
@@ -57,12 +57,12 @@ class DispatchedMethod(Generic[P, R]):
 def dispatch(
     mode: str, *, reads: Sequence[str] | None = None, on_device: bool = True
 ) -> Callable[[Callable[Concatenate[Any, P], R]], DispatchedMethod[P, R]]:
-    """Mark a worker method: groups call it with this dispatch mode.
+    """Let groups call a worker method with this dispatch mode.
 
     Args:
-        mode: a name of the registry kind `dispatch`: all, rank_zero, scatter, dp, dp_metrics, direct, or a plugin's.
-        reads: columns that travel to the method; None sends all.
-        on_device: whether it needs what the worker has on its device; False: it may be called while the device is lent.
+        mode: name of a `dispatch` plugin: all, rank_zero, scatter, dp, dp_metrics, direct, or one of your own.
+        reads: columns that are sent to the method; None sends all.
+        on_device: whether the method needs the device; if False, it may be called while the worker is offloaded.
 
     Example:
         >>> class Echo(Worker):
@@ -75,7 +75,7 @@ def dispatch(
 
 
 class All:
-    """The same arguments to every rank; results as a list in rank order."""
+    """Sends the same arguments to every rank; returns a list of results in rank order."""
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
         return [call] * len(meshes)
@@ -85,7 +85,7 @@ class All:
 
 
 class RankZero:
-    """Only rank 0 is called, and its result is the result."""
+    """Calls only rank 0 and returns its result."""
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
         return [call, *[None] * (len(meshes) - 1)]
@@ -95,7 +95,7 @@ class RankZero:
 
 
 class Scatter:
-    """Every argument is a list with one element per rank; results as a list in rank order."""
+    """Splits every argument, a list with one element per rank; returns a list of results in rank order."""
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
         for name, value in _named(call):
@@ -111,9 +111,9 @@ class Scatter:
 
 
 class DataParallel:
-    """Batches are split by rows over the data-parallel axis, everything else goes to every rank.
+    """Splits batches by rows over the data-parallel axis and sends all other arguments to every rank.
 
-    Shares are as even as they can be and may be empty; results are joined in row order, one from each share.
+    Shares are as even as possible and may be empty; results are concatenated in row order, one per share.
     Without a batch among the arguments every rank gets the same call and the results are a list.
     """
 
@@ -145,20 +145,20 @@ class DataParallel:
 
 
 class DataParallelMetrics(DataParallel):
-    """Split as `dp`; the results are metrics, merged into one."""
+    """Splits like `dp`; merges the resulting metrics."""
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Metrics:
         return merge_metrics([output for _, output in _returned(outputs, meshes)])
 
 
 class Direct:
-    """For methods that are called on one rank by its number: `group.method(…, rank=2)`."""
+    """Calls one rank, given by its number: `group.method(…, rank=2)`."""
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
         kwargs = dict(call.kwargs)
         rank = kwargs.pop("rank", None)
         if not isinstance(rank, int) or not 0 <= rank < len(meshes):
-            raise ValueError(f"direct: say which rank, rank=0 to rank={len(meshes) - 1}; got rank={rank!r}")
+            raise ValueError(f"direct: give a rank from rank=0 to rank={len(meshes) - 1}; got rank={rank!r}")
         return [Call(call.args, kwargs) if mesh.rank == rank else None for mesh in meshes]
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:

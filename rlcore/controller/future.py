@@ -1,4 +1,4 @@
-"""`Future`: the result of a group call that may still be under way."""
+"""`Future`: the result of a group call that may still be running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ R = TypeVar("R")
 
 
 class Future(Generic[R]):
-    """Ask `result` once or many times; it waits at most until the call's deadline."""
+    """The result of a group call; `result` may be called many times."""
 
     def __init__(self, wait: Callable[[], R]) -> None:
         self._wait: Callable[[], R] | None = wait
@@ -17,15 +17,15 @@ class Future(Generic[R]):
 
     @classmethod
     def of(cls, value: R) -> Future[R]:
-        """A future that is already there."""
+        """Return a finished future."""
         return cls(lambda: value)
 
     def result(self) -> R:
-        """The result.
+        """Wait for the result, at most until the call's deadline.
 
         Raises:
             DeadlineExceeded: the call's deadline passed.
-            Exception: what the call itself raised.
+            Exception: any error that the call itself raised.
         """
         if self._wait is not None:
             self._value = self._wait()

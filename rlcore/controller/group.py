@@ -1,11 +1,11 @@
-"""`spawn` makes all workers of one role; the group that it returns is called like one worker.
+"""`spawn` creates all workers of one role and returns a group, which is called like one worker.
 
-    actor = spawn(PolicyWorker, spec, runtime, role="actor", pool="main", options={…})
-    out = actor.log_probs(batch)                  # every rank, split and collected as the method's dispatch mode says
+    actor = spawn(PolicyWorker, runtime, role="actor", pool="main", spec=spec, options={…})
+    out = actor.log_probs(batch)                  # every rank, split and collected by the method's dispatch mode
     future = actor.log_probs.submit(batch)        # the same, without waiting
 
 To a type checker the group is the worker class itself, so signatures, completion and go-to-definition are those of the
-worker; a method that is not dispatched is an AttributeError before anything is sent.
+worker. A method that is not dispatched raises AttributeError before anything is sent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GroupMethod:
         return self.submit(*args, **kwargs).result()
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start the call on every rank that the dispatch mode names, and return at once."""
+        """Start the call on every rank that the dispatch mode selects, and return at once."""
         if "rank" not in kwargs:
             self._signature.bind(None, *args, **kwargs)
         group = self._group
@@ -62,7 +62,7 @@ class GroupMethod:
         return Future(lambda: self._collect(handles))
 
     def _depart(self, value: Any) -> Any:
-        """Batches go as references, and only with the columns that the method reads."""
+        """Convert a Batch to a reference with only the columns that the method reads."""
         runtime = self._group.runtime
         if isinstance(value, Batch):
             value = BatchRef.publish(value, runtime.store)
@@ -91,7 +91,7 @@ class GroupMethod:
 
 
 def _num_bytes(call: Call) -> int:
-    """Return the bytes of the batches of a call; its other arguments are small."""
+    """Return the size of the batches of a call; its other arguments are small."""
     return sum(value.num_bytes for value in (*call.args, *call.kwargs.values()) if isinstance(value, BatchRef))
 
 
@@ -106,14 +106,14 @@ class Group:
         self.role = role
         self.pool = pool
         self.reads = reads
-        """Columns that travel to a method, where the run knows better than the method's own mark."""
+        """Method -> columns that are sent to it, instead of those of its `@dispatch`."""
         self.before_call: Callable[[Group], None] | None = None
-        """Told of each call that needs the device, before anything is sent."""
+        """Called before each call that needs the device."""
         self.meshes: list[Mesh] = []
 
     @property
     def dp_size(self) -> int:
-        """Into how many shares the rows of a batch are split."""
+        """Number of shares that the rows of a batch are split into."""
         return self.meshes[0].dp_size
 
     def __getattr__(self, name: str) -> GroupMethod:
@@ -131,7 +131,7 @@ class Group:
 
 
 def dispatched_methods(worker_class: type) -> list[str]:
-    """Names of the methods that a group of this class offers."""
+    """Return the names of the methods that groups of this class offer."""
     members = {name: value for base in reversed(worker_class.__mro__) for name, value in vars(base).items()}
     return sorted(name for name, value in members.items() if isinstance(value, DispatchedMethod))
 
@@ -146,12 +146,12 @@ def spawn(
     options: Mapping[str, Any] | None = None,
     reads: Mapping[str, Sequence[str]] | None = None,
 ) -> W:
-    """Make one worker on every host of a pool and return their group.
+    """Create one worker on every host of a pool and return their group.
 
     Args:
-        spec: where workers import the class from; by default the class is resolved by its own module and name.
-        options: keyword arguments of the worker class besides its context.
-        reads: columns that travel to a method, by its name.
+        spec: location from which workers import the class, by default its module and name.
+        options: keyword arguments of the worker class in addition to its context.
+        reads: method -> columns that are sent to it.
     """
     spec = spec or resolve("worker", worker_class).spec
     group = Group(worker_class, runtime, role, pool, reads or {})

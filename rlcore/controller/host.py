@@ -1,6 +1,6 @@
-"""`Host`: one process bound to one device, carrying named workers.
+"""`Host`: one process bound to one device, with named workers.
 
-The runtimes make hosts and bring calls to them; nothing here knows Ray. Colocation is two roles on one host.
+The runtimes create hosts and send calls to them; this module does not know Ray. Colocated roles share a host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlcore.types import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInfo:
-    """Where a host stands."""
+    """Position and device of a host."""
 
     pool: str
     rank: int
@@ -42,30 +42,30 @@ class HostInfo:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What comes back from a call."""
+    """Result of a call."""
 
     value: Any
     seconds: float
-    """Time that the host spent."""
+    """Time spent by the host."""
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception on its way to the controller: itself where it pickles, and its traceback as text."""
+    """An exception that is sent to the controller, with its traceback as text."""
 
     error: BaseException
     trace: str
     where: str
 
     def rise(self) -> None:
-        """Raise it again, saying where it was raised."""
+        """Raise the exception again, with a note on its origin."""
         self.error.add_note(f"in {self.where}\n{self.trace}")
         raise self.error
 
 
 class Host:
-    """Carries the workers of one device."""
+    """Owner of the workers of one device."""
 
     def __init__(self, info: HostInfo, store: Store) -> None:
         import torch
@@ -83,11 +83,11 @@ class Host:
         self._broadcast: Broadcast | None = None
 
     def create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Reply:
-        """Make a worker of a role; the reply is its Mesh."""
+        """Create a worker of a role; the reply is its Mesh."""
         return self._guarded(f"{role}.__init__", lambda: self._create(role, spec, options))
 
     def call(self, role: str, method: str, call: Call) -> Reply:
-        """Call a worker. References in the arguments become batches; a resulting batch stays here as a reference."""
+        """Call a worker. Batch references become batches; a resulting batch stays here, and a reference is returned."""
         return self._guarded(f"{role}.{method}", lambda: self._call(role, method, call))
 
     def hand_over(self, source: str, target: str, version: int) -> Reply:
@@ -97,38 +97,40 @@ class Host:
         )
 
     def publish_weights(self, source: str, num_bytes: int) -> Reply:
-        """Leave the next bucket of a worker's weights in the store, or the first; the reply is [(name, reference)], empty
-        on ranks other than 0, and whether there are more."""
+        """Put the next bucket of a worker's weights in the store.
+
+        The reply is [(name, reference)], empty on ranks other than 0, and whether more buckets follow.
+        """
         return self._guarded(f"{source}.weights", lambda: self._publish_weights(source, num_bytes))
 
     def receive_weights(self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float) -> Reply:
-        """Give a bucket that another host published to a worker, whose loading begins with the first."""
+        """Feed a bucket that another host published to a worker; the first one starts its loading."""
         return self._guarded(f"{target}.load_weights", lambda: self._receive_weights(target, refs, version, timeout_s))
 
     def end_weights(self) -> Reply:
-        """All buckets have been received."""
+        """Finish the loading after the last bucket."""
         return self._guarded("the end of the weights", lambda: self._end_weights(abort=False))
 
     def abandon_weights(self, target: str, version: int, timeout_s: float) -> Reply:
-        """An update failed somewhere: a worker that is on its way to this version, or there already, has no weights."""
+        """Abort an update that failed elsewhere: a worker that loads or has loaded this version loses its weights."""
         return self._guarded("the end of the weights", lambda: self._abandon_weights(target, version, timeout_s))
 
     def open_broadcast(self, address: str) -> Reply:
-        """The port at which the ranks of a broadcast meet; this host is rank 0 of it, and others reach it at `address`."""
+        """Open the rendezvous of a broadcast group as its rank 0, reachable at `address`, and reply with its port."""
         return self._guarded("broadcast of weights", lambda: self._open_broadcast(address))
 
     def join_broadcast(self, address: str, port: int, rank: int, world_size: int, timeout_s: float) -> Reply:
-        """Be a rank of the group that weights are broadcast in."""
+        """Join the broadcast group for weights as this rank."""
         return self._guarded(
             "broadcast of weights", lambda: self._join_broadcast(address, port, rank, world_size, timeout_s)
         )
 
     def send_weights(self, source: str, num_bytes: int) -> Reply:
-        """Broadcast a worker's weights; ranks that are not in the group only walk."""
+        """Broadcast a worker's weights; ranks outside the group only take part in gathering them."""
         return self._guarded(f"{source}.weights", lambda: self._send_weights(source, num_bytes))
 
     def take_weights(self, target: str, version: int) -> Reply:
-        """Load what is broadcast."""
+        """Load the weights that are broadcast."""
         return self._guarded(f"{target}.load_weights", lambda: self._take_weights(target, version))
 
     def join(self, init_method: str, timeout_s: float) -> Reply:
@@ -136,17 +138,17 @@ class Host:
         return self._guarded("process group", lambda: self._join(init_method, timeout_s))
 
     def free_port(self) -> int:
-        """A port that is free now, for the process group's rendezvous."""
+        """Return a free port for the rendezvous of the process group."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
     def memory(self) -> Reply:
-        """Bytes in use: on the device, whoever has them; without one, by this process."""
+        """Reply with the bytes in use on the device by all processes, or on a CPU by this process."""
         return self._guarded("memory", lambda: _used_bytes(self.info.device))
 
     def stack(self) -> str:
-        """What every thread of this process is doing now."""
+        """Return the stack of every thread of this process."""
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file)
             file.seek(0)
@@ -184,7 +186,7 @@ class Host:
         if self._outgoing is None:
             self._outgoing = self._any(source).weights()
         refs, size = [], 0
-        for name, tensor in self._outgoing:  # every rank walks: gathering a shard is collective
+        for name, tensor in self._outgoing:  # every rank iterates: gathering a shard is collective
             size += tensor.nbytes
             if self.info.rank == 0:
                 refs.append((name, self._store.put([tensor.detach()])[0]))
@@ -200,7 +202,7 @@ class Host:
 
     def _abandon_weights(self, target: str, version: int, timeout_s: float) -> None:
         if target in self._workers:
-            self._receive_weights(target, [], version, timeout_s)  # begins once more what has ended well
+            self._receive_weights(target, [], version, timeout_s)  # starts again an update that had succeeded
         self._end_weights(abort=True)
 
     def _end_weights(self, *, abort: bool) -> None:
@@ -234,7 +236,7 @@ class Host:
             self._broadcast.drain()
 
     def _any(self, role: str) -> Any:
-        """A worker, with whatever methods its class has."""
+        """Return a worker, untyped."""
         return self._workers[role]
 
     def _join(self, init_method: str, timeout_s: float) -> None:
@@ -268,9 +270,9 @@ def _used_bytes(device: str) -> int:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself when it survives a pickle, else a RuntimeError with its text."""
+    """Return the error if it can be pickled, else a RuntimeError with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception as reason:
-        return RuntimeError(f"{type(error).__name__}: {error} (not sent as it is: {reason})")
+        return RuntimeError(f"{type(error).__name__}: {error} (the original cannot be pickled: {reason})")
     return error

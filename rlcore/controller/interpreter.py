@@ -1,7 +1,7 @@
-"""The interpreter of a pool: another environment, whose Python and Ray must be those of the controller.
+"""The interpreter of a pool: another virtual environment with the controller's versions of Python, Ray and rlcore.
 
-Ray starts the processes; they speak its protocol and unpickle its messages, so the versions have to be the same. All
-else may differ: what crosses is plain data.
+Ray's processes share its protocol and pickled messages, so these versions must match. Other packages may differ, as
+only plain data is exchanged.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ print(json.dumps({"Python": platform.python_version(), "ray": version("ray"), "r
 
 
 def check_interpreter(pool: str, python: str) -> str:
-    """The interpreter's absolute path; asks it for its versions, which takes a tenth of a second.
+    """Return the interpreter's absolute path after checking its versions, which takes a tenth of a second.
 
     Raises:
-        UserError: it is not there, cannot be run, or has other versions.
+        UserError: it is missing, cannot be run, or has different versions.
     """
     setting = f"pools.{pool}.python"
     found = shutil.which(python)
     if found is None:
         raise CapacityError(f"{setting}={python}: there is no such interpreter\nType  {setting}=VENV/bin/python")
-    path = os.path.abspath(found)  # not its real path: an environment is known by the link
+    path = os.path.abspath(found)  # not the real path: a virtual environment is found through its symlink
     here = {"Python": platform.python_version(), "ray": metadata.version("ray"), "rlcore": metadata.version("rlcore")}
     there = _versions(setting, path)
     for name, own in here.items():
         if there[name] != own:
             raise ConfigError(
-                f"{setting}={python} has {name} {there[name] or '(none)'}, and the controller has {own}\n"
+                f"{setting}={python} has {name} {there[name] or '(none)'}, but the controller has {own}\n"
                 + _advice(name, path, own)
             )
     return path
@@ -58,12 +58,13 @@ def _versions(setting: str, path: str) -> dict[str, str]:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         reason = getattr(error, "stderr", None) or type(error).__name__
         raise ConfigError(
-            f"{setting}={path} is no Python that answers: {reason.strip().splitlines()[-1]}\nType  {setting}=VENV/bin/python"
+            f"{setting}={path} could not be run as a Python interpreter: {reason.strip().splitlines()[-1]}\n"
+            f"Type  {setting}=VENV/bin/python"
         ) from error
     return versions
 
 
 def _advice(name: str, path: str, own: str) -> str:
     if name == "Python":
-        return f"Make the environment with the same Python:  {sys.executable} -m venv VENV"
+        return f"Create the virtual environment with the same Python:  {sys.executable} -m venv VENV"
     return f'Type  {path} -m pip install "{name}=={own}"'

@@ -1,7 +1,7 @@
 """Addresses and network interfaces of this machine.
 
-Without advice gloo listens at the address of the host name. That is a loopback address on many machines, and then two of
-them cannot meet.
+By default gloo listens at the address of the host name. On many machines that is a loopback address, which other
+machines cannot reach.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SIOCGIFADDR = 0x8915
 
 
 def use_interface_of(address: str, *, alone: bool) -> None:
-    """Make gloo and NCCL use the interface that carries this address, unless the environment names another.
+    """Make gloo and NCCL use the interface with this address, unless environment variables name another.
 
     Args:
-        alone: the pool has no other machine, so that gloo can use the loopback interface.
+        alone: whether the pool is on one machine, so that gloo can use the loopback interface.
     """
     if sys.platform != "linux":
         return
@@ -29,7 +29,7 @@ def use_interface_of(address: str, *, alone: bool) -> None:
         logger.warning("no network interface of this machine has %s; gloo uses the address of the host name", address)
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if alone else name)
-    if name != "lo":  # groups of weights reach beyond the pool
+    if name != "lo":  # groups for weights extend beyond the pool
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
 
 
@@ -47,7 +47,7 @@ def address_of(interface: str) -> str | None:
         request = struct.pack("256s", interface.encode()[:15])
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError:  # it has none
+        except OSError:  # no IPv4 address
             return None
     return socket.inet_ntoa(answer[20:24])
 
@@ -60,5 +60,5 @@ def address_towards(host: str) -> str:
     """
     family, *_, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)  # sends nothing: the kernel only chooses a route
+        probe.connect(place)  # UDP: sends nothing, only chooses a route
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""Pools: sets of devices, and the arithmetic of whether a cluster holds them."""
+"""Pools, sets of devices, and the check that a cluster can hold them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PoolConfig:
     nodes: int = 1
     devices_per_node: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where this machine, or a node of the cluster at runtime.address, has a GPU."""
+    """auto is cuda if this machine, or a node of the cluster at runtime.address, has a GPU."""
     cpus_per_device: int = 1
-    """CPU cores, and threads, of each host process."""
+    """CPU cores and threads of each host process."""
     python: str = ""
-    """Interpreter of this pool's processes; empty: the controller's. Same Python and Ray versions are required."""
+    """Interpreter of this pool's processes, by default the controller's. Python and Ray versions must be equal."""
 
     def __post_init__(self) -> None:
         require(self.nodes >= 1, "nodes", "1 or more", self.nodes, 1)
@@ -35,7 +35,7 @@ class PoolConfig:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: affinity and cgroup limits count, not what the machine has."""
+    """Return the number of cores that this process may use, within its affinity and cgroup limits."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.exists():
@@ -52,7 +52,7 @@ def check_capacity(pools: Mapping[str, PoolConfig], nodes: Sequence[Mapping[str,
         nodes: free resources of each node: {"CPU": 8, "GPU": 1}.
 
     Raises:
-        CapacityError: with the arithmetic, pool by pool.
+        CapacityError: a pool does not fit; the text shows the arithmetic.
     """
     left = [dict(node) for node in nodes]
     for name, pool in pools.items():
@@ -80,10 +80,10 @@ def _arithmetic(
         for i, node in enumerate(nodes)
     )
     others = [other for other in pools if other != name]
-    before = f" (other pools ask too: {', '.join(others)})" if others else ""
+    before = f" (other pools also need some: {', '.join(others)})" if others else ""
     return (
         f"pool '{name}' does not fit: {pool.devices_per_node} devices × {pool.cpus_per_device} cores = {asked} on each of"
         f" {pool.nodes} nodes; the cluster has {has}{before}.\n"
-        f"Ask for less:  pools.{name}.devices_per_node=1  pools.{name}.cpus_per_device=1   or put the roles together:"
+        f"Request less:  pools.{name}.devices_per_node=1  pools.{name}.cpus_per_device=1   or share one pool:"
         f"  placement=colocated"
     )

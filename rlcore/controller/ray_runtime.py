@@ -1,7 +1,7 @@
-"""The Ray runtime: one actor per device is a host.
+"""The Ray runtime: hosts are Ray actors, one per device.
 
-Ray starts and places the processes and carries the bytes; what a host does is in host.py. Waiting polls one reply at a
-time, so that a dead or failed rank ends a call at once while its peers still sit in a collective.
+Ray starts and places the processes and transports data; the work of a host is in host.py. Replies are handled one by
+one, so that a dead or failed rank ends a call at once while its peers still wait in a collective.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _STACK_TIMEOUT_S = 5.0
 _QUICK_S = 0.1
 _GET_TIMEOUT_S = 600.0
 _PEER_S = 5.0
-"""Ray knows of a death after a second or two; a rank that is alive may go on waiting for the one that failed."""
+"""Ray reports a death after a second or two; a live rank may keep waiting for the failed one."""
 
 
 class RayStore:
-    """Ray's object store: buffers are mapped by the reader, not copied."""
+    """Ray's object store; readers map buffers without copying."""
 
     def __init__(self, timeout_s: float = _GET_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -58,20 +58,20 @@ class RayStore:
         except ray.exceptions.GetTimeoutError as error:
             raise DeadlineExceeded(f"{len(refs)} columns did not arrive within {self._timeout_s:g} s") from error
         except ray.exceptions.ObjectLostError as error:
-            raise HostDied(f"a column is lost with the host that made it: {error}") from error
+            raise HostDied(f"a column was lost with the host that created it: {error}") from error
         return [unpack(value) if isinstance(value, tuple) else value for value in values]
 
 
 class _RayHost:
-    """The actor: a Host, and a second thread that answers while the first one works."""
+    """The actor: a Host, and a second thread that responds while the first is busy."""
 
     def __init__(self, info: HostInfo, alone: bool) -> None:
         use_interface_of(self.address(), alone=alone)
-        if info.device != "cpu":  # Ray has done so, except where RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set
+        if info.device != "cpu":  # Ray sets it unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
         self._host = Host(info, RayStore())
 
-    def act(self, action: str, args: tuple[Any, ...] = ()) -> Any:  # in one: Ray serializes each argument by itself
+    def act(self, action: str, args: tuple[Any, ...] = ()) -> Any:  # one tuple: Ray serializes arguments separately
         return getattr(self._host, action)(*args)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
@@ -83,7 +83,7 @@ class _RayHost:
 
 
 class RayRuntime:
-    """Hosts as Ray actors, one placement group for each pool."""
+    """Runs hosts as Ray actors, with one placement group per pool."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
@@ -109,7 +109,7 @@ class RayRuntime:
                 self._join(name)
 
     def _resolve(self, name: str, pool: PoolConfig, nodes: Sequence[Mapping[str, float]]) -> Literal["cpu", "cuda"]:
-        """Return the device of a pool; this process may have no GPU where the cluster has some, and the reverse."""
+        """Return the device of a pool, which may differ from the devices of this machine."""
         device = resolve_device(pool.device)
         if pool.device == "auto" and not self._started_ray:
             num_nodes = sum(node.get("GPU", 0) > 0 for node in nodes)
@@ -139,7 +139,7 @@ class RayRuntime:
         pending = list(handles)
         values: dict[Any, Any] = {}
         try:
-            # quick calls end together and cost one wait; after that, each is looked at as it ends, failures at once
+            # quick calls finish together in one wait; after that, handle each reply as it arrives, so failures at once
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=min(_QUICK_S, timeout_s))
             values |= {handle: self._value(handle, what) for handle in ready}
             while pending:
@@ -178,7 +178,7 @@ class RayRuntime:
             _check_address(self.config.address)
             options["address"] = self.config.address
         else:
-            os.environ.pop("RAY_ADDRESS", None)  # a stale one would send this run to a cluster that is gone
+            os.environ.pop("RAY_ADDRESS", None)  # a stale one would point to a cluster that no longer exists
             self._started_ray = True
             options |= {"num_cpus": available_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         _init_ray(self.config, options)
@@ -191,8 +191,8 @@ class RayRuntime:
         self._groups.append(group)
         if not group.wait(timeout_seconds=self.config.start_timeout_s):
             raise InfrastructureError(
-                f"pool '{name}' got no devices within {self.config.start_timeout_s:g} s: the cluster has them, but other"
-                " jobs hold them.\nSee who:  ray status     or wait longer:"
+                f"pool '{name}' got no devices within {self.config.start_timeout_s:g} s: other jobs on the cluster use"
+                " them\nList them:  ray status     or wait longer:"
                 f"  runtime.start_timeout_s={2 * self.config.start_timeout_s:g}"
             )
         actor_class = ray.remote(concurrency_groups={"control": 1})(_RayHost)
@@ -233,18 +233,18 @@ class RayRuntime:
         except ray.exceptions.RayActorError as error:
             raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
         except (ray.exceptions.RayTaskError, ray.exceptions.GetTimeoutError) as error:
-            raise InfrastructureError(f"{what}: rank {rank} of pool '{pool}' did not answer: {error}") from error
+            raise InfrastructureError(f"{what}: rank {rank} of pool '{pool}' did not respond: {error}") from error
         if isinstance(value, Reply) and value.failure is not None:
             if LOST_PEER in str(value.failure.error):
-                self._name_the_dead(handle, what)
+                self._raise_for_dead_peer(handle, what)
             value.failure.rise()
         return value
 
-    def _name_the_dead(self, failed: Any, what: str) -> None:
-        """A rank that loses a peer in a collective often says so before Ray says who died: wait for that news.
+    def _raise_for_dead_peer(self, failed: Any, what: str) -> None:
+        """Wait for Ray to report a dead host: a rank that loses a peer in a collective often fails before that.
 
         Raises:
-            HostDied: a host of another rank ended.
+            HostDied: the host of another rank ended.
         """
         others = [handle for handle in self._labels if handle != failed]
         ready, _ = ray.wait(others, num_returns=len(others), timeout=_PEER_S) if others else ([], [])
@@ -257,9 +257,9 @@ class RayRuntime:
 
     def _diagnosis(self, pending: Sequence[Any], what: str, timeout_s: float, setting: str) -> str:
         late = [self._labels.get(handle, ("?", -1)) for handle in pending]
-        lines = [f"{what} did not end within {timeout_s:g} s; waiting for {len(late)} ranks:"]
+        lines = [f"{what} did not finish within {timeout_s:g} s; waiting for {len(late)} ranks:"]
         for pool, rank in late:
-            lines.append(f"rank {rank} of pool '{pool}' is here:\n{self._stack(pool, rank)}")
+            lines.append(f"stack of rank {rank} of pool '{pool}':\n{self._stack(pool, rank)}")
         return "\n".join([*lines, f"Wait longer:  runtime.{setting}={2 * timeout_s:g}"])
 
     def _stack(self, pool: str, rank: int) -> str:
@@ -270,10 +270,10 @@ class RayRuntime:
 
 
 def _init_ray(config: RuntimeConfig, options: Mapping[str, Any]) -> None:
-    """Start Ray or join a cluster; Ray's own limit of 30 s is too short for a busy machine, so start it again after that.
+    """Start Ray or join a cluster, and retry after Ray's own limit of 30 s, too short for a busy machine.
 
     Raises:
-        InfrastructureError: with the reason that Ray gives.
+        InfrastructureError: Ray did not start; the text has its reason.
     """
     deadline = time.monotonic() + config.start_timeout_s
     while True:
@@ -281,16 +281,16 @@ def _init_ray(config: RuntimeConfig, options: Mapping[str, Any]) -> None:
             with _signals_kept():
                 ray.init(**options)
             return
-        except Exception as error:  # most of Ray's are plain exceptions
+        except Exception as error:  # Ray mostly raises plain exceptions
             _end_half_started(error)
             timed_out = "timed out" in str(error).lower()
             if not timed_out or time.monotonic() > deadline:
                 raise InfrastructureError(_start_failure(config, error, timed_out)) from error
-            logger.warning("Ray did not start (%s); starting it again", _cause(error))
+            logger.warning("Ray did not start (%s); trying again", _cause(error))
 
 
 def _end_half_started(error: BaseException) -> None:
-    """End the processes of a node that Ray gave up; it keeps them until this process ends, and the node only here."""
+    """End the processes of a node that Ray gave up on, which is referenced only by the traceback."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, ray._private.node.Node):
@@ -301,42 +301,46 @@ def _end_half_started(error: BaseException) -> None:
 def _start_failure(config: RuntimeConfig, error: Exception, timed_out: bool) -> str:
     if config.address:
         what = f"runtime.address={config.address}: cannot join this Ray cluster: {_cause(error)}"
-        return f"{what}\nIf it asks for a token:  export RAY_AUTH_MODE=token   with the same ~/.ray/auth_token as there"
+        return f"{what}\nIf it needs a token:  export RAY_AUTH_MODE=token   with the ~/.ray/auth_token of the cluster"
     if timed_out:
         what = f"Ray did not start within {config.start_timeout_s:g} s: {_cause(error)}"
         return f"{what}\nWait longer:  runtime.start_timeout_s={2 * config.start_timeout_s:g}"
-    return f"Ray did not start: {_cause(error)}\nCheck this machine:  rlcore doctor   or do without Ray:  runtime=local"
+    return (
+        f"Ray did not start: {_cause(error)}\nCheck this machine:  rlcore doctor   or run without Ray:  runtime=local"
+    )
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, in Python and below: there it would end the process with a stack of C++. Half started it
-    cannot be ended in order, so the first signal waits until it is up; a second one does not."""
+    """Keep our signal handlers while Ray starts, as its own would abort the process with a C++ stack trace.
+
+    A half-started Ray cannot be shut down cleanly, so the first signal waits until it is up; a second one does not.
+    """
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     is_main = threading.current_thread() is threading.main_thread()
-    noted: list[int] = []
+    received: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        if len(noted) > 1:
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
             handlers[number](number, frame)
 
     module: Any = ray._private.utils
     install, module.set_sigterm_handler = module.set_sigterm_handler, lambda handler: None
     for number, handler in handlers.items() if is_main else ():
-        signal.signal(number, note if callable(handler) else handler)
+        signal.signal(number, receive if callable(handler) else handler)
     try:
         yield
     finally:
         module.set_sigterm_handler = install
         for number, handler in handlers.items() if is_main else ():
             signal.signal(number, handler)
-        if noted:
-            signal.raise_signal(noted[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _check_address(address: str) -> None:
-    """Ray itself tries for minutes where nothing answers."""
+    """Check that the address accepts connections, as Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdigit():
         return
@@ -344,8 +348,8 @@ def _check_address(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_STACK_TIMEOUT_S).close()
     except OSError as error:
         raise ConfigError(
-            f"runtime.address={address}: no Ray cluster answers there: {error}\n"
-            "Type the address that  ray start --head  printed, or leave runtime.address out to start one here."
+            f"runtime.address={address}: no Ray cluster responds there: {error}\n"
+            "Type the address that  ray start --head  printed, or remove runtime.address to start one here."
         ) from error
 
 
@@ -358,16 +362,16 @@ def _environment(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:
     environment: dict[str, Any] = {"env_vars": variables}
     if pool.python:
         del variables["PYTHONPATH"]
-        # Hosts have another working directory; with a cluster elsewhere, the path is one of its machines.
+        # Hosts have another working directory; on a remote cluster, the path is on its machines.
         environment["py_executable"] = os.path.abspath(shutil.which(pool.python) or pool.python)
     return environment
 
 
 def _cause(error: BaseException) -> str:
-    """The first lines of Ray's text; the rest repeats them."""
+    """Return the first lines of Ray's text; the rest repeats them."""
     return " ".join(" ".join(str(error).split("\n")[:6]).split())
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """That a cluster of one's own is protected by a token is the default, and nothing to do about."""
+    """Return whether a record is worth logging; token authentication of a local cluster is the default."""
     return "authentication is enabled" not in record.getMessage()

@@ -1,9 +1,9 @@
-"""`BatchRef`: a Batch whose large columns lie in the processes that made them.
+"""`BatchRef`: a Batch whose large columns stay in the processes that created them.
 
-A group call returns one; giving it to the next group moves columns from worker to worker, not through the controller.
-What the controller holds is small: the lengths, and the row columns that are numbers. Token columns and objects are
-far; `take`, `split`, `balance` and the like only compose row orders, and `fetch` brings what is named.
-The operations are those of `Batch`, so that an algorithm reads the same with either.
+A group call returns one; passing it to the next group moves columns from worker to worker, not through the controller.
+The controller holds only the lengths and the numeric row columns. Token columns and objects are far; `take`, `split`,
+`balance` and similar operations only compose row orders, and `fetch` copies the named columns to this process.
+The operations are those of `Batch`, so that algorithms work with either.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from rlcore.data.batch import (
 from rlcore.errors import ColumnError
 
 _Base: Any = object
-"""Any to a type checker: a reference may stand wherever a Batch may."""
+"""Any to a type checker, so that a reference is accepted wherever a Batch is."""
 
 
 _REF_BYTES = 160
-"""Of one reference in a message, measured with Ray 2.60."""
+"""Size of one reference in a message, measured with Ray 2.60."""
 
 
 class Store(Protocol):
-    """Where far columns lie: Ray's object store, or simply this process."""
+    """Storage of far columns: Ray's object store, or this process."""
 
     def put(self, values: Sequence[Tensor | list[Any]]) -> list[Any]:
-        """A reference for each value."""
+        """Store the values and return a reference for each."""
 
     def get(self, refs: Sequence[Any]) -> list[Any]:
-        """The values, inside the runtime's deadline."""
+        """Return the values within the runtime's deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One column of one shard, as its worker made it."""
+    """One column of one shard, as created by its worker."""
 
     ref: Any
     lengths: np.ndarray
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class FarColumn:
-    """A column in parts; row i of it is row order[i] of the parts laid end to end."""
+    """A column in parts; its row i is row order[i] of the concatenated parts."""
 
     level: str
     parts: tuple[Part, ...]
@@ -66,12 +66,12 @@ class FarColumn:
         return replace(self, order=rows if self.order is None else self.order[rows])._trim()
 
     def _trim(self) -> FarColumn:
-        """Forget parts that no row needs."""
+        """Drop parts that no row needs."""
         if len(self.parts) == 1 or self.order is None:
             return self
         starts = np.cumsum([0, *(len(part.lengths) for part in self.parts)])
         which = np.searchsorted(starts, self.order, side="right") - 1
-        used = np.unique(which) if len(which) else np.array([0])  # no rows still have a dtype
+        used = np.unique(which) if len(which) else np.array([0])  # keep one part for the dtype
         if len(used) == len(self.parts):
             return self
         shift = np.zeros(len(self.parts), dtype=np.int64)
@@ -79,13 +79,13 @@ class FarColumn:
         return FarColumn(self.level, tuple(self.parts[p] for p in used), self.order + shift[which])
 
     def gather(self, values: Sequence[Any]) -> Any:
-        """The column as one Tensor or array, from the values of its parts."""
+        """Assemble the column as one Tensor or array from the values of its parts."""
         if self.level == "object":
-            laid = [value for part in values for value in part]
-            rows = range(len(laid)) if self.order is None else self.order
+            objects = [value for part in values for value in part]
+            rows = range(len(objects)) if self.order is None else self.order
             column = np.empty(len(rows), dtype=object)
             for i, row in enumerate(rows):
-                column[i] = laid[row]
+                column[i] = objects[row]
             return column
         if self.order is None:
             return values[0] if len(values) == 1 else torch.cat(list(values))
@@ -114,18 +114,18 @@ class FarColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRef(_Base):  # type: ignore[misc]
-    """B samples, known here by their lengths and numbers; everything else lies elsewhere."""
+    """B samples, of which only lengths and numeric row columns are in this process."""
 
     row_lengths: np.ndarray
     """[B] int64."""
     near: Mapping[str, np.ndarray]
-    """[B, …] row columns that are numbers."""
+    """[B, …] numeric row columns."""
     far: Mapping[str, FarColumn]
     store: Store | None = None
 
     @classmethod
     def publish(cls, batch: Batch, store: Store) -> BatchRef:
-        """Leave the columns of a Batch in the store, and keep what is small."""
+        """Put the large columns of a Batch in the store and keep the small ones."""
         lengths = batch.lengths.numpy()
         token_names, object_names = list(batch.token_columns), list(batch.objects)
         values = [batch.token_columns[n] for n in token_names] + [list(batch.objects[n]) for n in object_names]
@@ -165,7 +165,7 @@ class BatchRef(_Base):  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        """Return about how many bytes it takes in a message; an array that columns share is sent once."""
+        """Approximate size in a message; an array that columns share is sent once."""
         parts = [part for column in self.far.values() for part in column.parts]
         orders = [column.order for column in self.far.values() if column.order is not None]
         arrays = [self.row_lengths, *self.near.values(), *orders, *(part.lengths for part in parts)]
@@ -182,7 +182,7 @@ class BatchRef(_Base):  # type: ignore[misc]
         return self.far[name].level if name in self.far else "row"
 
     def fetch(self, *names: str) -> Any:
-        """Bring the named columns here: Tensors, or numpy arrays of objects; a tuple when there are several."""
+        """Copy the named columns to this process: Tensors or numpy arrays of objects, as a tuple if several."""
         self._check(names)
         distant = [name for name in names if name in self.far]
         values = dict(zip(distant, self._bring([self.far[name] for name in distant])))
@@ -192,7 +192,7 @@ class BatchRef(_Base):  # type: ignore[misc]
         return columns[0] if len(columns) == 1 else columns
 
     def local(self) -> Batch:
-        """Bring everything here as a Batch."""
+        """Copy everything to this process as a Batch."""
         far = dict(zip(self.far, self._bring(list(self.far.values()))))
         return Batch.of(
             lengths=np.array(self.row_lengths),
@@ -276,7 +276,7 @@ class BatchRef(_Base):  # type: ignore[misc]
             raise ValueError("cat needs at least one batch")
         for other in refs[1:]:
             check_same_columns(refs[0].columns, other.columns)
-        refs = [ref for ref in refs if len(ref)] or refs[:1]  # an empty share cannot tell the type of its columns
+        refs = [ref for ref in refs if len(ref)] or refs[:1]  # columns of empty shares may have another dtype
         if len(refs) == 1:
             return refs[0]
         return BatchRef(
@@ -292,7 +292,7 @@ class BatchRef(_Base):  # type: ignore[misc]
                 raise ColumnError(missing_column(name, self.columns))
 
     def _store(self) -> Store:
-        assert self.store is not None, "a BatchRef away from its store"
+        assert self.store is not None, "a BatchRef without its store"
         return self.store
 
     def _bring(self, columns: Sequence[FarColumn]) -> list[Any]:
@@ -321,7 +321,7 @@ class BatchRef(_Base):  # type: ignore[misc]
 
 
 def _rows_of(tokens: Tensor, lengths: np.ndarray, rows: np.ndarray) -> Tensor:
-    """The tokens of some rows, in their order; a view where they lie side by side."""
+    """Return the tokens of some rows in this order; a view if the rows are contiguous."""
     starts = np.cumsum(lengths) - lengths
     first, count = starts[rows], lengths[rows]
     if len(first) and np.array_equal(first[1:], (first + count)[:-1]):

@@ -1,6 +1,6 @@
-"""`Runtime`: starts hosts and carries calls to them. `local` is here; `ray` is in ray_runtime.py.
+"""`Runtime`: starts hosts and sends calls to them. `local` is here; `ray` is in ray_runtime.py.
 
-Both have the same interface and give the same bits at one device. No wait is without a deadline.
+Both have the same interface and give bitwise equal results on one device. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """How processes are started and waited for."""
+    """Settings for starting processes and waiting for them."""
 
     name: Literal["ray", "local"] = "ray"
-    """local: everything in this process, for a debugger."""
+    """local runs everything in this process, for a debugger."""
     address: str = ""
-    """Of a running Ray cluster; empty starts one on this machine."""
+    """Address of a running Ray cluster; empty starts one on this machine."""
     start_timeout_s: float = 1800.0
-    """For Ray and hosts to start, and for each role's workers to be made: engines compile, large models load."""
+    """Limit for starting Ray and hosts, and for creating a role's workers: engines compile, large models load."""
     call_timeout_s: float = 1800.0
-    """For any one call of a group."""
+    """Limit for each call of a group."""
 
     def __post_init__(self) -> None:
         require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 1800.0)
@@ -43,17 +43,17 @@ class RuntimeConfig:
 
 @dataclass(slots=True)
 class Traffic:
-    """What went through the controller since the last `take`."""
+    """Traffic through the controller since the last `take`."""
 
     num_bytes: int = 0
-    """Of batches in the messages of all ranks: lengths, row columns, row orders and references."""
+    """Bytes of batches in the messages of all ranks: lengths, row columns, row orders and references."""
     busy_s: dict[str, float] = field(default_factory=dict)
     """Seconds that the slowest rank spent, by "role.method"."""
     on_call: Callable[[str], None] | None = None
-    """Told "role.method" when the controller begins to wait for it."""
+    """Called with "role.method" when the controller begins to wait for it."""
 
     def take(self) -> Traffic:
-        """The counts so far; counting starts anew."""
+        """Return the counts and reset them."""
         taken = Traffic(self.num_bytes, dict(self.busy_s))
         self.num_bytes = 0
         self.busy_s.clear()
@@ -61,7 +61,7 @@ class Traffic:
 
 
 class Runtime(Protocol):
-    """Hosts, calls, waits."""
+    """Interface of the runtimes."""
 
     store: Store
     traffic: Traffic
@@ -71,13 +71,13 @@ class Runtime(Protocol):
         """Start the hosts of all pools; `env[pool][rank]` is set before a host imports anything."""
 
     def pool_size(self, pool: str) -> int:
-        """Number of hosts of a pool."""
+        """Return the number of hosts of a pool."""
 
     def device(self, pool: str) -> Literal["cpu", "cuda"]:
         """Return the kind of device of a pool; known once it is started."""
 
     def address(self, pool: str) -> str:
-        """Where other hosts reach rank 0 of a pool."""
+        """Return the address at which other hosts reach rank 0 of a pool."""
 
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         """Start `Host.action(*args)` on one host; returns a handle for `wait`."""
@@ -86,20 +86,20 @@ class Runtime(Protocol):
         """Return the replies in order.
 
         Args:
-            setting: field of RuntimeConfig that the deadline comes from, for the error.
+            setting: field of RuntimeConfig that sets the deadline, for the error.
 
         Raises:
-            DeadlineExceeded: says which ranks of `what` are missing and what they are doing.
+            DeadlineExceeded: ranks of `what` are late; the text shows their stacks.
             HostDied: a host process ended.
             Exception: the failure of the first rank that failed, at once.
         """
 
     def shutdown(self) -> None:
-        """End everything that `start` started; may be called twice."""
+        """Shut down everything that `start` started; may be called twice."""
 
 
 class LocalStore:
-    """This process: a reference is the value."""
+    """Store of this process, where a reference is the value itself."""
 
     def put(self, values: Sequence[Tensor | list[Any]]) -> list[Any]:
         return list(values)
@@ -109,7 +109,7 @@ class LocalStore:
 
 
 class LocalRuntime:
-    """Every host in this process; a call runs when it is submitted. For debugging, and where Ray is not installed."""
+    """Runs every host in this process, for debugging and without Ray; a call runs when it is submitted."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
@@ -120,7 +120,7 @@ class LocalRuntime:
     def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
         check_machine(self.config, pools)
         if any(variables for ranks in env.values() for variables in ranks):
-            logger.warning("runtime=local: this process is running already; rlcore_worker_env sets nothing in it")
+            logger.warning("runtime=local: the variables of rlcore_worker_env are ignored, as this process is running")
         for name, pool in pools.items():
             device = resolve_device(pool.device)
             self._hosts[name] = [
@@ -163,23 +163,23 @@ class LocalRuntime:
 
 
 def check_machine(config: RuntimeConfig, pools: Mapping[str, PoolConfig]) -> None:
-    """Refuse, before anything is started, what this machine cannot hold. A cluster is asked when it is connected.
+    """Refuse pools that this machine cannot hold. A cluster is checked when the run joins it.
 
     Raises:
-        UserError: devices, cores or an interpreter are not there.
+        UserError: devices, cores or an interpreter are missing.
     """
     if config.address:
         return
     for name, pool in pools.items():
         if config.name == "local" and pool.device == "cuda" and not torch.cuda.is_available():
             raise CapacityError(
-                f"pools.{name}.device=cuda, and PyTorch {torch.__version__} sees no GPU\nType  pools.{name}.device=auto"
+                f"pools.{name}.device=cuda, but PyTorch {torch.__version__} sees no GPU\nType  pools.{name}.device=auto"
             )
         if pool.python:
             check_interpreter(name, pool.python)
         if pool.python and config.name == "local":
             raise ConfigError(
-                f"pools.{name}.python={pool.python}: with runtime=local everything is in one process\nType  runtime=ray"
+                f"pools.{name}.python={pool.python}: runtime=local runs everything in one process\nType  runtime=ray"
             )
     if config.name == "ray":
         wanted = {name: replace(pool, device=resolve_device(pool.device)) for name, pool in pools.items()}
@@ -187,19 +187,19 @@ def check_machine(config: RuntimeConfig, pools: Mapping[str, PoolConfig]) -> Non
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """Return what a device setting means on this machine: auto is cuda where PyTorch sees a GPU."""
+    """Return the device of a setting on this machine: auto is cuda if PyTorch sees a GPU."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
 
 
 def cluster_decides(config: RuntimeConfig, pool: PoolConfig) -> bool:
-    """Return whether the pool's device=auto is settled only when a cluster is joined."""
+    """Return whether the pool's device=auto is decided only when the run joins a cluster."""
     return config.name == "ray" and config.address != "" and pool.device == "auto"
 
 
 def make_runtime(config: RuntimeConfig) -> Runtime:
-    """The runtime that the config names."""
+    """Create the runtime that the config names."""
     if config.name == "local":
         return LocalRuntime(config)
     if config.name == "ray":

@@ -1,8 +1,8 @@
-"""Ways of weights from a trained role to the rollout.
+"""Weight-transfer methods from a trained role to the rollout.
 
-`inprocess` hands tensors over one by one inside a host that carries both. To another pool, `object_store` leaves them in
-the runtime's store, and `collective` broadcasts them in a process group of its own; both a bucket at a time, in the type in
-which they come. The rollout commits the version only when all has arrived.
+`inprocess` passes tensors one by one inside a host that has both roles. Between pools, `object_store` puts them in the
+runtime's store, and `collective` broadcasts them in its own process group; both send buckets in the original dtype. The
+rollout commits the version only when all weights have arrived.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from rlcore.controller.group import Group
 from rlcore.errors import ConfigError
 
 _ABANDON_S = 10.0
-"""For telling hosts that an update failed. Those that are busy hear it later: the calls of a host run in order."""
+"""Limit for notifying hosts that an update failed. Busy hosts handle it later: a host runs its calls in order."""
 
 
-class _Way:
-    """A way between two groups."""
+class _WeightTransfer:
+    """A weight transfer between two groups."""
 
     def __init__(self, *, source: Group, target: Group) -> None:
         self._source = source
         self._target = target
 
     def send(self, version: int) -> None:
-        """All ranks get it, or none serves: one that has all of it already would draw from another policy than the rest."""
+        """Send the weights to all ranks. If that fails, none of them serves, so that no two sample different policies."""
         try:
             self._send(version)
         except Exception as error:
             try:
                 self._abandon(version)
             except Exception as second:
-                error.add_note(f"besides, while the others were told: {second}")
+                error.add_note(f"while notifying the other ranks of this error: {second}")
             raise
 
     def _abandon(self, version: int) -> None:
@@ -47,8 +47,8 @@ class _Way:
         raise NotImplementedError
 
 
-class InProcess(_Way):
-    """Both roles on the same hosts: rank r of the rollout gets the tensors of rank r of the source."""
+class InProcess(_WeightTransfer):
+    """Transfer between roles on the same hosts: rank r of the rollout gets the tensors of rank r of the source."""
 
     def __init__(self, *, source: Group, target: Group) -> None:
         if source.pool != target.pool:
@@ -62,16 +62,16 @@ class InProcess(_Way):
         _wait(self._target, _submit(self._target, "hand_over", self._source.role, self._target.role, version))
 
 
-class ObjectStore(_Way):
-    """Rank 0 of the source leaves a bucket in the store, and every rank of the target maps it while the next is made."""
+class ObjectStore(_WeightTransfer):
+    """Transfer through the store: all target ranks map a bucket while rank 0 of the source prepares the next."""
 
     def _send(self, version: int) -> None:
         source, target, timeout_s = self._source, self._target, self._target.runtime.config.call_timeout_s
         refs, more = _wait(source, self._publish())[0]
         while True:
-            coming = self._publish() if more else []
-            reading = _submit(target, "receive_weights", target.role, refs, version, timeout_s)
-            replies = _wait(source, [*coming, *reading])
+            publishing = self._publish() if more else []
+            receiving = _submit(target, "receive_weights", target.role, refs, version, timeout_s)
+            replies = _wait(source, [*publishing, *receiving])
             if not more:
                 break
             refs, more = replies[0]
@@ -81,16 +81,16 @@ class ObjectStore(_Way):
         return _submit(self._source, "publish_weights", self._source.role, weights.BUCKET_BYTES)
 
 
-class Collective(_Way):
-    """Rank 0 of the source broadcasts to every rank of the target; their process group is built once. NCCL on GPUs."""
+class Collective(_WeightTransfer):
+    """Broadcast from rank 0 of the source to every target rank, in a process group created once; NCCL on GPUs."""
 
     def __init__(self, *, source: Group, target: Group) -> None:
         if source.pool == target.pool or source.runtime.config.name == "local":
-            here = "both are in one pool" if source.pool == target.pool else "with runtime=local there is one process"
-            way = "inprocess" if source.pool == target.pool else "object_store"
+            reason = "both are in one pool" if source.pool == target.pool else "runtime=local has only one process"
+            method = "inprocess" if source.pool == target.pool else "object_store"
             raise ConfigError(
-                f"transfer=collective is for '{source.role}' and '{target.role}' in pools of their own, and {here}\n"
-                f"Type  transfer={way}"
+                f"transfer=collective needs '{source.role}' and '{target.role}' in separate pools, but {reason}\n"
+                f"Type  transfer={method}"
             )
         super().__init__(source=source, target=target)
         self._has_group = False
@@ -117,12 +117,12 @@ class Collective(_Way):
 
 
 def _submit(group: Group, action: str, *args: Any) -> list[Any]:
-    """Start an action of every host of a group's pool."""
+    """Start an action on every host of a group's pool."""
     return [group.runtime.submit(group.pool, rank, action, *args) for rank in range(len(group.meshes))]
 
 
 def _wait(group: Group, handles: Sequence[Any]) -> list[Any]:
-    """What the actions answered; the slowest counts as the time of the sync."""
+    """Return the results of the actions, and add the time of the slowest to that of the weight sync."""
     runtime = group.runtime
     replies = runtime.wait(handles, "weight sync", runtime.config.call_timeout_s)
     busy = runtime.traffic.busy_s

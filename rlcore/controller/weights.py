@@ -1,6 +1,6 @@
-"""Weights on their way between hosts, a bucket at a time; the halves of transfer.py that run beside the workers.
+"""Transfer of weights between hosts in buckets: the parts of transfer.py that run next to the workers.
 
-A bucket in the store ends with the tensor that fills it; one that is broadcast holds a larger tensor alone.
+A bucket in the store ends with the tensor that fills it; a tensor larger than a bucket is broadcast alone.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from rlcore.errors import DeadlineExceeded, InfrastructureError
 
 BUCKET_BYTES = 256 * 2**20
 _ALIGNMENT = 16
-"""A tensor begins at a multiple of this in a bucket, so that bytes can be seen as any dtype."""
+"""Alignment of tensors in a bucket, so that its bytes can be viewed as any dtype."""
 Named = Iterator[tuple[str, Tensor]]
 
 
 class Inbox:
-    """Feeds a worker's `load_weights`, which reads one stream in a thread, from calls that bring a bucket each."""
+    """Feeds a worker's `load_weights`, which reads one stream in a thread, from calls with one bucket each."""
 
     def __init__(self, load: Callable[[Named], None], timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._buckets: queue.SimpleQueue[Iterable[tuple[str, Tensor]] | None] = queue.SimpleQueue()
         self._asks: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """True: the reader wants a bucket; False: it has ended."""
+        """True when the reader wants a bucket; False when it has ended."""
         self._aborted = self._ended = False
         self._error: Exception | None = None
         threading.Thread(target=self._run, args=(load,), name="weights", daemon=True).start()
         self._wait()
 
     def feed(self, bucket: Iterable[tuple[str, Tensor]]) -> None:
-        """Return when the bucket has been read; raises what the worker raised."""
-        if not self._ended:  # else it ended early without an error: the rest is not wanted
+        """Return when the bucket has been read; raise any error of the worker."""
+        if not self._ended:  # else the worker ended early without an error and does not need the rest
             self._buckets.put(bucket)
             self._wait()
 
     def finish(self, *, abort: bool = False) -> None:
-        """No more come; with `abort` because the rest is lost, of which the worker is told by an error."""
+        """End the stream; with `abort`, as the rest is lost, by raising an error in the worker."""
         self._aborted = abort
         if not self._ended:
             self._buckets.put(None)
@@ -65,10 +65,10 @@ class Inbox:
             try:
                 bucket = self._buckets.get(timeout=self._timeout_s)
             except queue.Empty:
-                raise DeadlineExceeded(f"no more weights came within {self._timeout_s:g} s") from None
+                raise DeadlineExceeded(f"no more weights arrived within {self._timeout_s:g} s") from None
             if bucket is None:
                 if self._aborted:
-                    raise InfrastructureError("the rest of the weights did not come")
+                    raise InfrastructureError("weight update is incomplete: it was aborted")
                 return
             yield from bucket
 
@@ -82,9 +82,9 @@ class Inbox:
 
 
 class Broadcast:
-    """A process group beside the default one: rank 0 sends weights, the others receive them. Made once, used often.
+    """A process group in addition to the default one, in which rank 0 sends weights to the others.
 
-    What a bucket holds goes through the store of the group, its bytes through a broadcast.
+    The header of a bucket goes through the store of the group, its bytes through a broadcast.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, device: str, timeout_s: float) -> None:
@@ -110,26 +110,26 @@ class Broadcast:
         self._is_over = True
 
     def send(self, weights: Named, num_bytes: int) -> None:
-        """Send all, so many bytes at a time; when the walk fails, the others are told."""
-        for number in range(self._first, self._number):  # every receiver has answered for these
+        """Send all weights in buckets of this size; if reading them fails, notify the others."""
+        for number in range(self._first, self._number):  # every receiver has confirmed these
             self._store.delete_key(f"bucket/{number}")
         self._first = self._number
         try:
             self._send_all(weights, num_bytes)
         except Exception as error:
-            with contextlib.suppress(RuntimeError):  # the first error is the one to tell
-                self._tell({"failed": f"{type(error).__name__}: {error}".partition("\n")[0]})
+            with contextlib.suppress(RuntimeError):  # report the first error
+                self._announce({"failed": f"{type(error).__name__}: {error}".partition("\n")[0]})
             raise
-        self._tell({"end": True})
+        self._announce({"end": True})
 
     def receive(self) -> Named:
-        """All that is sent; each tensor is lent until the next one is asked for."""
+        """Yield all weights that are sent; each tensor is valid until the next one is requested."""
         self._is_over = False
         yield from self._rest()
 
     def drain(self) -> None:
-        """Let the rest go by, so that the others get theirs."""
-        with contextlib.suppress(RuntimeError):  # an error of its own has been raised already
+        """Receive and discard the rest, so that the other ranks get theirs."""
+        with contextlib.suppress(RuntimeError):  # the error of this rank has already been raised
             for _ in self._rest():
                 pass
 
@@ -148,7 +148,7 @@ class Broadcast:
         self._send_bucket(held, used)
 
     def _send_bucket(self, held: list[tuple[str, str, list[int]]], used: int) -> None:
-        self._tell({"tensors": held, "bytes": used})
+        self._announce({"tensors": held, "bytes": used})
         self._broadcast(used)
 
     def _rest(self) -> Named:
@@ -157,7 +157,7 @@ class Broadcast:
             self._number += 1
             self._is_over = "bytes" not in header
             if "failed" in header:
-                raise InfrastructureError(f"the weights did not all come: {header['failed']}")
+                raise InfrastructureError(f"weight update is incomplete: {header['failed']}")
             if self._is_over:
                 return
             self._make_room(header["bytes"])
@@ -179,21 +179,21 @@ class Broadcast:
         if self._device != "cpu":
             torch.cuda.synchronize()
 
-    def _tell(self, header: dict[str, Any]) -> None:
+    def _announce(self, header: dict[str, Any]) -> None:
         self._store.set(f"bucket/{self._number}", json.dumps(header))
         self._number += 1
 
     def _make_room(self, size: int) -> None:
-        """A larger buffer, where one is needed; only while nothing is in it."""
+        """Enlarge the buffer if needed, while it is empty."""
         if len(self._buffer) < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
 
 
 def _gloo_options(meeting_address: str, timeout: timedelta) -> Any:
-    """Return options for a group that may be wider than the pool of this process.
+    """Return options for a group that may extend beyond the pool of this process.
 
     A pool on one node uses `lo`, while the weights may go to another machine. So gloo listens at the address from which
-    this machine reaches the meeting point.
+    this machine reaches the rendezvous.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
@@ -207,13 +207,13 @@ def _gloo_options(meeting_address: str, timeout: timedelta) -> Any:
 
 
 def meeting_point(address: str) -> Any:
-    """A store on a free port, its `port`; this process is its host, which others reach at `address`."""
+    """Create a store for a rendezvous in this process, reachable at `address` and a free port, its `port`."""
     dist: Any = torch.distributed
     return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
 
 
 def meet(address: str, port: int, timeout_s: float) -> Any:
-    """The store of another process."""
+    """Connect to the store of another process."""
     dist: Any = torch.distributed
     return dist.TCPStore(address, port, timeout=timedelta(seconds=timeout_s))
 

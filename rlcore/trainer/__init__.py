@@ -1,1 +1,1 @@
-"""The loop and what stands around it: planning, roles, evaluation, checkpoints."""
+"""The training loop, with planning, roles, evaluation and checkpoints."""

@@ -1,11 +1,11 @@
-"""Checkpoints: written beside and renamed, complete or not there.
+"""Checkpoints, written under a temporary name and renamed, so that each one is complete.
 
     run/checkpoints/step_000050/
-      actor/ critic/          what their backends write: safetensors in Hugging Face layout, optimiser, step
+      actor/ critic/          files of their backends: safetensors in Hugging Face layout, optimizer state, step
       trainer.json            step, loader and ledger, algorithm state, counters, versions of plugins
       manifest.json           every file with its size, written last
 
-A directory without a manifest, or whose files do not match it, is no checkpoint and is never loaded.
+A directory without a manifest, or whose files do not match it, is incomplete and never loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Checkpoint:
     step: int
     path: Path
     state: Mapping[str, Any]
-    """trainer.json."""
+    """Contents of trainer.json."""
 
 
 class Checkpoints:
@@ -43,14 +43,14 @@ class Checkpoints:
     def __init__(self, directory: Path, keep_last: int) -> None:
         self.directory = directory
         self.writing: int | None = None
-        """Step of the checkpoint that has begun and is not complete."""
+        """Step of the checkpoint that is being written."""
         self._keep_last = keep_last
 
     def begin(self, step: int, state: Mapping[str, Any], save_roles: Callable[[Path], None]) -> None:
-        """Begin a checkpoint beside the earlier ones; `complete` makes it one of them.
+        """Begin a checkpoint in a temporary directory; `complete` adds it to the others.
 
         Raises:
-            RunError: the disk did not take it; says which checkpoint is still good, as a note of any other error does.
+            RunError: it cannot be written. The text, or a note on any other error, names the last good checkpoint.
         """
         with self._or_nothing(step) as temporary:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -60,7 +60,7 @@ class Checkpoints:
         self.writing = step
 
     def complete(self, finish_roles: Callable[[Path], None]) -> Checkpoint:
-        """Wait for what `begin` began; until the last rename the earlier ones are untouched. Raises what `begin` does."""
+        """Wait for the files that `begin` started to write and rename the directory. Raises the same as `begin`."""
         assert self.writing is not None, "no checkpoint has begun"
         step, self.writing = self.writing, None
         final = self.directory / f"{_PREFIX}{step:06d}"
@@ -80,8 +80,8 @@ class Checkpoints:
 
     @contextmanager
     def _or_nothing(self, step: int) -> Iterator[Path]:
-        """The directory to write in; after an error it is gone, and the error says what is still good."""
-        from safetensors import SafetensorError  # what a full disk is when a tensor is written
+        """Yield the directory to write in; after an error, remove it and name the last good checkpoint."""
+        from safetensors import SafetensorError  # raised when the disk is full
 
         temporary = self.directory / f".{_PREFIX}{step:06d}.writing"
         try:
@@ -89,7 +89,7 @@ class Checkpoints:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             last = self.latest()
-            good = f"The last good one is {last.path}" if last else "There is no earlier one"
+            good = f"The last complete one is {last.path}" if last else "There is no earlier one"
             what = f"checkpoint of step {step} could not be written"
             if isinstance(error, OSError | SafetensorError) and not isinstance(error, RlcoreError):
                 raise RunError(f"{what}: {error}\n{good}; free space there and resume.") from error
@@ -97,17 +97,17 @@ class Checkpoints:
             raise
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint; damaged ones are passed over with a warning."""
+        """Return the newest complete checkpoint; damaged ones are skipped with a warning."""
         return newest(self.directory)
 
     def sweep(self) -> None:
-        """Remove what a killed process had half written or half removed."""
+        """Remove directories that a killed process left half written or half removed."""
         for ending in ("writing", "removing"):
             for path in self.directory.glob(f".{_PREFIX}*.{ending}"):
                 shutil.rmtree(path)
 
     def set_aside(self) -> None:
-        """A run that starts anew leaves the checkpoints of an earlier run of its name, under another name."""
+        """Rename the checkpoints of an earlier run of the same name, so that a new run does not mix with them."""
         if not checkpoint_paths(self.directory):
             return
         number = 1
@@ -117,33 +117,33 @@ class Checkpoints:
         logger.warning("the checkpoints of an earlier run are now in %s", old)
 
     def _forget_before(self, step: int) -> None:
-        """Keep this one and the last few before it; a later one is damaged and counts for nothing."""
+        """Keep this checkpoint and the last few before it. Later ones are damaged, so they are not counted."""
         earlier = [path for path in checkpoint_paths(self.directory) if int(_step(path)) < step]
-        older = [path for path in earlier if damage(path) is None]  # a damaged one is none of those to keep
+        older = [path for path in earlier if damage(path) is None]
         for path in older[: max(0, len(older) - self._keep_last + 1)]:
-            shutil.rmtree(path.rename(path.with_name(f".{path.name}.removing")))  # a kill leaves it to `sweep`
+            shutil.rmtree(path.rename(path.with_name(f".{path.name}.removing")))  # after a kill, `sweep` removes it
 
 
 def newest(directory: Path) -> Checkpoint | None:
-    """The newest complete checkpoint of a directory; damaged ones are passed over with a warning."""
+    """Return the newest complete checkpoint of a directory; damaged ones are skipped with a warning."""
     for path in reversed(checkpoint_paths(directory)):
         problem = damage(path)
         if problem is None:
             return read_checkpoint(path)
-        logger.warning("%s is not complete (%s); looking for an earlier one", path, problem)
+        logger.warning("%s is not complete (%s); trying an earlier one", path, problem)
     return None
 
 
 def checkpoint_paths(directory: Path) -> list[Path]:
-    """Checkpoint directories, complete or not, by step."""
+    """Return the checkpoint directories, complete or not, sorted by step."""
     return sorted((it for it in directory.glob(f"{_PREFIX}*") if _step(it).isdigit()), key=lambda it: int(_step(it)))
 
 
 def hold(directory: Path) -> TextIO:
-    """Make a run's directory and keep other processes out of it, until the file is closed or this process ends.
+    """Create a run's directory and lock it until the file is closed or this process ends.
 
     Raises:
-        ConfigError: it cannot be made, or another process trains there.
+        ConfigError: it cannot be created, or another process trains there.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def hold(directory: Path) -> TextIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        raise ConfigError(f"another process trains in {directory}\nWait for it, or type  run.name=NAME") from error
+        raise ConfigError(f"another process is training in {directory}\nWait for it, or type  run.name=NAME") from error
     return file
 
 
@@ -163,10 +163,10 @@ def _step(path: Path) -> str:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint directory as an object.
+    """Read a checkpoint directory.
 
     Raises:
-        UserError: it is not there or not complete.
+        UserError: it is missing or incomplete.
     """
     problem = damage(path)
     if problem is not None:
@@ -176,7 +176,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint directory, or None."""
+    """Return the problem of a checkpoint directory, or None if it is complete."""
     manifest = path / "manifest.json"
     if not manifest.is_file():
         return "no manifest.json"

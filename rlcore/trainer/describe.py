@@ -1,4 +1,4 @@
-"""A plan in words: what `rlcore train --dry-run` prints, and what a run prints first."""
+"""The plan as text, printed by `rlcore train --dry-run` and at the start of a run."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WITHOUT_BACKEND = ("rollout", "reward", "reward_model")
 
 
 def describe(plan: Plan) -> list[str]:
-    """The plan, line by line.
+    """Return the lines that describe a plan.
 
     Raises:
-        UserError: roles are to take turns on devices where they do not fit; a model cannot be trained on its pool.
+        UserError: roles that share devices do not fit there; a model cannot be trained on its pool.
     """
     config = plan.config
     size = ModelSize.read(check_directory(config.model.path))
@@ -50,10 +50,10 @@ def describe(plan: Plan) -> list[str]:
     lines += [_plugin_line("algorithm", plan.algorithm.resolved), _plugin_line("backend", plan.backend.resolved)]
     lines += [_plugin_line("rollout", plan.rollout.resolved)] if "rollout" in plan.workers else []
     if plan.environment:
-        most = f", at most {config.episode.max_turns} turns"
-        lines += [_plugin_line("environment", plan.environment.resolved) + most]
+        limit = f", at most {config.episode.max_turns} turns"
+        lines += [_plugin_line("environment", plan.environment.resolved) + limit]
     where = (
-        f"{config.reward.num_processes} processes" if config.reward.num_processes else "in its host, without time-out"
+        f"{config.reward.num_processes} processes" if config.reward.num_processes else "in its host, without timeout"
     )
     if plan.rewards:
         lines += [f"reward     {' + '.join(_part(r) for r in plan.rewards)} ({where})"]
@@ -72,20 +72,20 @@ def _plugin_line(kind: str, resolved: Resolved) -> str:
 
 
 def _counted(plan: Plan) -> str:
-    counted = {"dropped": plan.prompts.dropped, "truncated": plan.prompts.truncated}
-    said = [f"{count:,} {what} as too long" for what, count in counted.items() if count]
-    return f" ({', '.join(said)})" if said else ""
+    counts = {"dropped": plan.prompts.dropped, "truncated": plan.prompts.truncated}
+    parts = [f"{count:,} {what} as too long" for what, count in counts.items() if count]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _arithmetic(plan: Plan) -> list[str]:
     config = plan.config
     each = len(plan.demonstrations) or config.sampling.samples_per_prompt
     rows = config.trainer.prompts_per_step * each
-    sharers = {role: _data_parallel(plan, role) for role in plan.placement if role not in _WITHOUT_BACKEND}["actor"]
-    shares = even_sizes(rows, sharers)
+    dp_size = {role: _data_parallel(plan, role) for role in plan.placement if role not in _WITHOUT_BACKEND}["actor"]
+    shares = even_sizes(rows, dp_size)
     share = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
-    together = config.pools[plan.placement["actor"]].num_devices // sharers
-    per = "device" if together == 1 else f"{together} devices"
+    devices_per_share = config.pools[plan.placement["actor"]].num_devices // dp_size
+    per = "device" if devices_per_share == 1 else f"{devices_per_share} devices"
     algorithm = plan.algorithm.config
     updates = getattr(algorithm, "epochs", 1) * getattr(algorithm, "minibatches", 1)
     return [
@@ -101,7 +101,7 @@ def _noun(plan: Plan) -> str:
 
 
 def _data_parallel(plan: Plan, role: str) -> int:
-    """Devices of a role's pool that get rows of their own. A backend in another Python than this one is not asked."""
+    """Return the data-parallel size of a role. A backend that runs in another Python counts every device."""
     pool = plan.config.pools[plan.placement[role]]
     backend = plan.backend.resolved.object
     if pool.python or not isinstance(backend, SplitsRows):
@@ -112,7 +112,7 @@ def _data_parallel(plan: Plan, role: str) -> int:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """One line for each role, pool and estimate per device; and what does not fit this machine."""
+    """Return one line per role with its pool and memory per device, and warnings about what does not fit."""
     config = plan.config
     lines = []
     needs: dict[str, int] = {}
@@ -125,25 +125,25 @@ def _memory(plan: Plan) -> list[str]:
             f"role       {role:<10} pool {where:<22} {human(needs[role]) if needs[role] else '-':>9} per device"
         )
     lines += _devices(config, sorted(set(plan.placement.values())))
-    lines += [*_slow_pools(plan), *_turns(plan, needs)]
+    lines += [*_slow_pools(plan), *_sharing(plan, needs)]
     sums = {pool: sum(needs[role] for role, its in plan.placement.items() if its == pool) for pool in config.pools}
     if plan.turns:
-        del sums[plan.placement["rollout"]]  # refused above where it does not fit
-    return [*lines, *_too_much(config, {pool: need for pool, need in sums.items() if need})]
+        del sums[plan.placement["rollout"]]  # checked by `_sharing`
+    return [*lines, *_over_capacity(config, {pool: need for pool, need in sums.items() if need})]
 
 
 def _devices(config: Config, pools: Sequence[str]) -> list[str]:
-    """Return what device=auto will mean on a cluster, or that GPUs of this machine stay unused."""
+    """Return a line on pools whose device a cluster decides, or on GPUs of this machine that stay unused."""
     undecided = [f"pools.{name}.device=auto" for name in pools if cluster_decides(config.runtime, config.pools[name])]
     if undecided:
         where = f"the cluster at {config.runtime.address}"
-        return [f"devices    {', '.join(undecided)}: cuda if {where} has GPUs, else cpu; known when it is joined"]
+        return [f"devices    {', '.join(undecided)}: cuda if {where} has GPUs, else cpu; decided when the run joins it"]
     used = {name: config.pools[name] for name in pools if resolve_device(config.pools[name].device) == "cuda"}
     num_used, num_gpus = sum(pool.num_devices for pool in used.values()), torch.cuda.device_count()
     if config.runtime.address or not used or num_used >= num_gpus:
         return []
     more = f"pools.{next(iter(used))}.devices_per_node={num_gpus}"
-    return [f"devices    {num_used} of {num_gpus} GPUs of this machine are used; for all:  {more}"]
+    return [f"devices    {num_used} of {num_gpus} GPUs of this machine are used; to use all:  {more}"]
 
 
 def _slow_pools(plan: Plan) -> list[str]:
@@ -154,31 +154,32 @@ def _slow_pools(plan: Plan) -> list[str]:
         return []
     return [
         f"warning    model.precision=float32 is about 10 times slower than bfloat16 on the GPUs of {', '.join(gpus)}:"
-        "  type  model.precision=bfloat16  (parameters and optimizer stay float32)"
+        "  type  model.precision=bfloat16  (parameters and optimizer state stay in float32)"
     ]
 
 
-def _turns(plan: Plan, needs: Mapping[str, int]) -> list[str]:
-    """Who takes turns.
+def _sharing(plan: Plan, needs: Mapping[str, int]) -> list[str]:
+    """Return the line on device sharing, if models and engine share devices.
 
     Raises:
-        CapacityError: a turn does not fit a device, or what leaves it not the host; with the arithmetic.
+        CapacityError: training or generating does not fit a device, or what is offloaded does not fit the host.
     """
     if not plan.turns:
         return []
     pool = plan.placement["rollout"]
     place = plan.config.pools[pool]
     here = {role: need for role, need in needs.items() if plan.placement[role] == pool and need}
+    roles, one = " + ".join(plan.turns), len(plan.turns) == 1
     lines = [
-        f"turns      {' + '.join(plan.turns)} leave pool '{pool}' while rollout generates, and it while they train"
+        f"sharing    pool '{pool}': {roles} {'is' if one else 'are'} offloaded while rollout generates;"
+        f" rollout sleeps while {roles} {'trains' if one else 'train'}"
     ]
     if plan.config.runtime.address:
         auto = plan.config.take_turns == "auto" and cluster_decides(plan.config.runtime, place)
-        return [lines[0] + ", if it has GPUs"] if auto else lines
-    if resolve_device(place.device) == "cpu":  # nothing leaves: the device is the host
-        _check_fits(
-            pool, "taking turns on CPUs frees nothing, and together", here, place.devices_per_node, machine_bytes()
-        )
+        return [lines[0] + " (only if it has GPUs)"] if auto else lines
+    if resolve_device(place.device) == "cpu":  # the device is the host, so offloading frees nothing
+        what = "offloading frees nothing on CPUs, and keeping all of them"
+        _check_fits(pool, what, here, place.devices_per_node, machine_bytes())
         return lines
     training = {role: need for role, need in here.items() if role != "rollout"}
     generating = {role: need for role, need in here.items() if role not in plan.turns}
@@ -188,12 +189,12 @@ def _turns(plan: Plan, needs: Mapping[str, int]) -> list[str]:
     _check_fits(pool, "generating", generating, 1, device_bytes())
     parked = {role: _parked(plan, role) for role in plan.turns}
     parked["rollout"] = rollout_bytes(size, num_sequences=0, max_tokens=0, half=half) // _engine_ranks(plan)
-    _check_fits(pool, "in host memory, while rollout generates,", parked, place.devices_per_node, machine_bytes())
+    _check_fits(pool, "offloading to host memory", parked, place.devices_per_node, machine_bytes())
     return lines
 
 
 def _engine_ranks(plan: Plan) -> int:
-    """Return the number of devices that share the weights of an engine."""
+    """Return the number of devices that one engine's weights are split over."""
     return int(getattr(plan.rollout.config, "tensor_parallel", 1))
 
 
@@ -202,31 +203,31 @@ def _check_fits(pool: str, turn: str, needs: Mapping[str, int], times: int, has:
     if need > has:
         sum_of = " + ".join(f"{role} {human(bytes_)}" for role, bytes_ in needs.items())
         raise CapacityError(
-            f"the roles of pool '{pool}' cannot take turns: {turn} needs {f'{times} × ' if times > 1 else ''}({sum_of}) ="
-            f" {human(need)}, and there are {human(has)}\n"
-            "Lower model.max_tokens_per_device, trainer.prompts_per_step, sampling.max_response_tokens or the memory that"
-            " settings under rollout give the engine, use more devices, or type  placement=split"
+            f"the roles of pool '{pool}' cannot share its devices: {turn} needs"
+            f" {f'{times} × ' if times > 1 else ''}({sum_of}) = {human(need)}, but only {human(has)} are available\n"
+            "Lower model.max_tokens_per_device, trainer.prompts_per_step, sampling.max_response_tokens or the"
+            " engine's share of memory (settings under rollout), use more devices, or type  placement=split"
         )
 
 
-def _too_much(config: Config, sums: Mapping[str, int]) -> list[str]:
-    """A warning for each kind of memory of this machine that the pools ask too much of; of a cluster nothing is known."""
+def _over_capacity(config: Config, sums: Mapping[str, int]) -> list[str]:
+    """Return a warning for each kind of memory of this machine that is too small; a cluster cannot be checked."""
     if config.runtime.address:
         return []
     cuda = {pool: need for pool, need in sums.items() if resolve_device(config.pools[pool].device) == "cuda"}
     shared = sum(need * config.pools[pool].devices_per_node for pool, need in sums.items() if pool not in cuda)
-    asked = [(f"a device of pool '{pool}'", need, device_bytes()) for pool, need in cuda.items()]
-    asked += [("the CPU pools", shared, machine_bytes())]
+    needs = [(f"each device of pool '{pool}'", need, device_bytes()) for pool, need in cuda.items()]
+    needs += [("the work of all CPU pools", shared, machine_bytes())]
     return [
-        f"warning    {human(need)} for {what}, and there are {human(has)}: lower model.max_tokens_per_device,"
+        f"warning    {what} needs {human(need)}, but only {human(has)} are available: lower model.max_tokens_per_device,"
         " trainer.prompts_per_step or sampling.max_response_tokens, or use more devices"
-        for what, need, has in asked
+        for what, need, has in needs
         if need > has
     ]
 
 
 def _estimate(plan: Plan, role: str) -> int:
-    """Bytes of one device."""
+    """Return the bytes that a role needs on one device."""
     config, size = plan.config, ModelSize.read(check_directory(plan.models[role]))
     half = config.model.precision == "bfloat16"
     if role == "reward":
@@ -262,7 +263,7 @@ def _estimate(plan: Plan, role: str) -> int:
 
 
 def _model_bytes(plan: Plan, role: str) -> int:
-    """Parameters, gradients and optimiser of a role on one device, as the backend says."""
+    """Return the bytes of a role's parameters, gradients and optimizer state on one device."""
     size, trained = ModelSize.read(check_directory(plan.models[role])), role in TRAINED
     backend = plan.backend.resolved.object
     if role == "reward_model" or not isinstance(backend, EstimatesModel):
@@ -272,7 +273,7 @@ def _model_bytes(plan: Plan, role: str) -> int:
 
 
 def _working_bytes(plan: Plan, role: str) -> int:
-    """Return what a step takes on one device besides the model and its activations."""
+    """Return the bytes that a step needs on one device in addition to the model and its activations."""
     backend = plan.backend.resolved.object
     if role == "reward_model" or not isinstance(backend, EstimatesStep):
         return 0
@@ -283,5 +284,5 @@ def _working_bytes(plan: Plan, role: str) -> int:
 
 
 def _parked(plan: Plan, role: str) -> int:
-    """What a role keeps in host memory while others have its device: gradients are gone by then."""
+    """Return the bytes of an offloaded role in host memory, which no longer include its gradients."""
     return _model_bytes(plan, role) * 3 // 4 if role in TRAINED else _model_bytes(plan, role)

@@ -1,4 +1,4 @@
-"""Held-out evaluation: the same rollout and rewards, other prompts, usually greedy."""
+"""Held-out evaluation: the same rollout and rewards on other prompts, usually with greedy sampling."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def evaluate(roles: Roles, prompts: Batch, config: EvalConfig) -> tuple[dict[str
 
     Returns:
         Metrics `eval/reward` (mean), `eval/pass_rate`, `eval/pass_at_k`, `eval/samples`, `eval/response_length`; and the
-        scored samples. A sample without a score counts as not passed and is left out of the mean; `eval/unscored` says
-        how many. A reward that fails ends the evaluation where `reward.on_error=raise`, and is told otherwise.
+        scored samples. A sample without a score counts as not passed, is excluded from the mean, and is counted in
+        `eval/unscored`. A failing reward ends the evaluation if `reward.on_error=raise`, and is logged otherwise.
     """
     n = config.samples_per_prompt
     sampling: Sampling = replace(roles.sampling, temperature=config.temperature)

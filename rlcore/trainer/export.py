@@ -1,4 +1,4 @@
-"""From a checkpoint to a directory in Hugging Face layout."""
+"""Export a checkpoint as a directory in Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _GIVE = "Give a run or one of its checkpoints:  outputs/RUN  or  outputs/RUN/che
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at a path; of a run's directory, or of its `checkpoints`, the newest that is complete.
+    """Return the checkpoint at a path, or the newest complete one of a run's directory or its `checkpoints`.
 
     Raises:
-        UserError: there is none.
+        UserError: no complete checkpoint is there.
     """
     for directory in (path, path / "checkpoints"):
         if paths := checkpoint_paths(directory):
@@ -27,19 +27,19 @@ def find_checkpoint(path: Path) -> Checkpoint:
         siblings = [p for p in path.parent.glob("*") if p.is_dir()]
         raise UserError(f"there is no directory {path}.{did_you_mean_path(path, siblings)}\n{_GIVE}")
     if not (path / "trainer.json").is_file():
-        raise UserError(f"{path} holds no checkpoint\n{_GIVE}")
+        raise UserError(f"{path} contains no checkpoint\n{_GIVE}")
     return read_checkpoint(path)
 
 
 def export(checkpoint: Checkpoint, target: Path, role: str = "actor") -> None:
-    """Write the model of a role, with its tokenizer, into a new directory; beside first, then renamed.
+    """Write the model of a role and its tokenizer to a new directory, under a temporary name until complete.
 
     Raises:
-        UserError: the role has no model in this checkpoint, or `target` is there already.
+        UserError: the role has no model in this checkpoint, or `target` exists.
     """
     source = role_directory(checkpoint, role)
     if target.exists():
-        raise UserError(f"{target} exists already\nGive a new directory, or remove it:  rm -r {target}")
+        raise UserError(f"{target} already exists\nGive a new directory, or remove it:  rm -r {target}")
     beside = target.with_name(f".{target.name}.writing")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -56,17 +56,17 @@ def export(checkpoint: Checkpoint, target: Path, role: str = "actor") -> None:
 
 
 def is_model(directory: Path) -> bool:
-    """Whether what a backend saved is a Hugging Face model with its tokenizer already."""
+    """Return whether a backend saved a Hugging Face model with its tokenizer, which needs no export."""
     weights = ("model.safetensors", "model.safetensors.index.json")
     config, found = (directory / "config.json").is_file(), any((directory / name).is_file() for name in weights)
     return config and found and any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
 def role_directory(checkpoint: Checkpoint, role: str) -> Path:
-    """Where the backend of a role wrote."""
+    """Return the directory of a role in a checkpoint."""
     roles = sorted(path.name for path in checkpoint.path.iterdir() if path.is_dir())
     if role not in roles:
         raise UserError(
-            f"{checkpoint.path} holds no role '{role}'.{did_you_mean(role, roles)}\nRoles with a model: {', '.join(roles)}"
+            f"{checkpoint.path} has no role '{role}'.{did_you_mean(role, roles)}\nRoles with a model: {', '.join(roles)}"
         )
     return checkpoint.path / role

@@ -1,4 +1,4 @@
-"""From a plan to a run: hosts are started, workers made, a checkpoint restored."""
+"""Turn a plan into a run: start hosts, create workers, restore the checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlcore.workers.model import ModelOptions
 
 
 def launch(plan: Plan, hooks: Hooks) -> Run:
-    """Start what the plan says. When something fails on the way, what was started is ended."""
+    """Start the run that a plan describes. If anything fails, shut down what was started."""
     config = plan.config
     runtime = make_runtime(config.runtime)
     lock = hold(plan.directory)
@@ -62,13 +62,13 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
 
 
 def _check_resume(plan: Plan, lock: TextIO) -> None:
-    """The checkpoint that was found while another process still had the directory is the newest one yet."""
+    """Check that no newer checkpoint appeared before this process locked the directory."""
     latest = None if plan.config.run.resume == "never" else newest(plan.directory / "checkpoints")
     if latest is not None and (plan.resume is None or plan.resume.step != latest.step):
         lock.close()
         raise ConfigError(
             f"{plan.directory}: another process has just written the checkpoint of step {latest.step}\n"
-            "Type the same command again to go on from there."
+            "Run the same command again to resume from it."
         )
 
 
@@ -97,19 +97,19 @@ def _start(plan: Plan, run: Run) -> None:
 def start_roles(
     plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str], on_scored: Callable[[Batch], None]
 ) -> Roles:
-    """Start the pools that these roles need, and make their workers."""
+    """Start the pools of these roles and create their workers."""
     config = plan.config
     placement = {role: pool for role, pool in plan.placement.items() if role in names}
     pools = {name: pool for name, pool in config.pools.items() if name in placement.values()}
     runtime.start(pools, {name: _environment(hooks, config, placement, name) for name in pools})
     turns = [role for role in plan.turns if role in names and "rollout" in names]
     if config.take_turns == "auto" and turns and runtime.device(placement["rollout"]) == "cpu":
-        turns = []  # planned for the GPUs that a cluster might have had
+        turns = []  # planned for GPUs, which the cluster turned out not to have
     groups: dict[str, Any] = {}
     for role in sorted(placement, key=lambda role: bool(turns) and role == "rollout"):
         groups[role] = _spawn(plan, runtime, role)
         if role in turns:
-            groups[role].offload()  # the engine takes what is free when it is made
+            groups[role].offload()  # an engine allocates the memory that is free when it is created
     roles = Roles(
         groups,
         sampling=sampling(config),
@@ -124,12 +124,12 @@ def start_roles(
 
 
 def sampling(config: Config) -> Sampling:
-    """How responses are drawn in training."""
+    """Return the sampling settings for training."""
     return Sampling(**{field.name: getattr(config.sampling, field.name) for field in fields(Sampling)})
 
 
 def optimizer_steps(plan: Plan) -> int:
-    """Of the whole run, for the learning-rate schedule."""
+    """Return the number of optimizer steps of the whole run, for the learning-rate schedule."""
     config: Any = plan.algorithm.config
     return plan.config.trainer.steps * int(getattr(config, "epochs", 1)) * int(getattr(config, "minibatches", 1))
 
@@ -175,7 +175,7 @@ def _episodes(plan: Plan, environment: Chosen) -> EpisodeOptions:
 def _model_options(plan: Plan, role: str) -> ModelOptions:
     config = plan.config
     backend = plan.backend
-    if role == "reward_model":  # one device holds it, whatever trains: only `local` knows where its value head lies
+    if role == "reward_model":  # fits one device; only `local` can load its value head
         backend = choose("backend", Choice(name="local"))
     return ModelOptions(
         backend=backend.resolved.spec,
@@ -200,7 +200,7 @@ def _transfer(config: Config, groups: Mapping[str, Any]) -> Any:
 
 
 def _environment(hooks: Hooks, config: Config, placement: Mapping[str, str], pool: str) -> list[dict[str, str]]:
-    """What plugins want set before a host imports anything, for each rank of a pool."""
+    """Return, for each rank of a pool, the environment variables that plugins set before a host imports anything."""
     roles = [role for role, placed in placement.items() if placed == pool]
     environments = []
     for rank in range(config.pools[pool].num_devices):
@@ -212,7 +212,7 @@ def _environment(hooks: Hooks, config: Config, placement: Mapping[str, str], poo
 
 
 def held_out(prompts: Prompts, config: Config) -> Batch:
-    """Held-out prompts, spread evenly over the file, with seeds of their own: the same at every evaluation."""
+    """Return held-out prompts, spread evenly over the file, with fixed seeds: the same at every evaluation."""
     count = min(config.eval.max_prompts, len(prompts.batch))
     seed = mix(config.run.seed, 1)
     return prompts.batch.take([i * len(prompts.batch) // count for i in range(count)]).with_rows(

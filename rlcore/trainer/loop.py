@@ -1,7 +1,7 @@
-"""The loop: prompts, collect, update, sync, evaluate, checkpoint, log.
+"""The training loop: prompts, collect, update, sync, evaluate, checkpoint, log.
 
-Schedule `sync`: every phase waits for the one before, so every sample of a step is drawn under the weights that the
-step updates. Step n makes weights version n.
+Schedule `sync`: every phase waits for the previous one, so all samples of a step come from the weights that the step
+updates. Step n produces weight version n.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(run: Run) -> None:
-    """Train until the configured step, or until a signal asks to stop; a checkpoint is written at the end."""
+    """Train until the configured step or a signal to stop, and write a checkpoint at the end."""
     error: BaseException | None = None
     try:
         run.signals.in_steps = True
@@ -42,7 +42,7 @@ def train(run: Run) -> None:
 
 
 def step(run: Run) -> dict[str, float]:
-    """One step: the whole way of a prompt."""
+    """Run one step, from prompts to updated weights, and return its metrics."""
     number = run.counters.step + 1
     clock = Clock()
     run.hooks.step_start(run=run, step=number)
@@ -58,12 +58,12 @@ def step(run: Run) -> dict[str, float]:
     run.loader.consume(run.positions)
     run.counters.step = number
     run.log_samples(number)
-    metrics |= _count(run, metrics, clock)
+    metrics |= _performance(run, metrics, clock)
     run.hooks.weights_synced(run=run, version=number, seconds=metrics.get("time_s/weight sync", 0.0))
     every = run.config.eval.every_steps
     if (every and number % every == 0) or number == run.config.trainer.steps:
         metrics |= _evaluate(run)
-    metrics |= _of_plugins(run, metrics)
+    metrics |= _hook_metrics(run, metrics)
     run.log(number, metrics)
     run.hooks.step_end(run=run, step=number, metrics=metrics)
     _compare_log_probs(run, metrics.get("actor/rollout_logprob_gap", 0.0))
@@ -75,7 +75,7 @@ def step(run: Run) -> dict[str, float]:
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint of the present step, unless it is there already, or begin to."""
+    """Write a checkpoint of the current step, unless it exists; with a background save, only begin to."""
     complete(run)
     latest = run.checkpoints.latest()
     if latest is not None and latest.step == run.counters.step:
@@ -88,13 +88,13 @@ def save(run: Run) -> None:
             still_writing.extend(group.save(str(directory), not run.config.checkpoint.background))
 
     run.checkpoints.begin(run.counters.step, run.state(), save_roles)
-    run.runtime.traffic.take()  # no part of the next step
+    run.runtime.traffic.take()  # not counted in the next step
     if not any(still_writing):
         complete(run)
 
 
 def complete(run: Run) -> None:
-    """Wait for the checkpoint that is being written, if there is one."""
+    """Wait for the checkpoint that is being written, if any."""
     if run.checkpoints.writing is None:
         return
 
@@ -110,26 +110,26 @@ def complete(run: Run) -> None:
 
 
 def _complete_after(run: Run, error: BaseException) -> None:
-    """An error of a later step is no reason to lose what was learned before, unless the hosts that write it may be gone."""
+    """Save what earlier steps learned before re-raising, unless the hosts that would write it may be dead."""
     if not isinstance(error, Exception) or isinstance(error, InfrastructureError):
         return
     try:
-        lost_tracker = isinstance(error, TrackerError)  # raised before a step or after it, never inside an update
+        lost_tracker = isinstance(error, TrackerError)  # raised before or after a step, never during an update
         if (run.collecting or lost_tracker) and run.counters.step:
             save(run)
         complete(run)
         if lost_tracker and run.counters.step:
             error.add_note(f"the checkpoint of step {run.counters.step} is in {run.checkpoints.directory}")
     except RunError as second:
-        error.add_note(f"besides: {second}")
+        error.add_note(f"while handling this error: {second}")
 
 
 def _check_arrived(directory: Path, seen: Mapping[str, int]) -> None:
-    """What a node has of a checkpoint is here too, or it cannot be kept."""
+    """Reject the checkpoint unless every file that a node wrote is visible here."""
     for name, size in seen.items():
         if not (directory / name).is_file() or (directory / name).stat().st_size != size:
             raise InfrastructureError(
-                f"{directory / name} is there on the node of role '{directory.name}', and not on this one\n"
+                f"{directory / name} exists on the node of role '{directory.name}', but not on this one\n"
                 "The run's directory must be on a disk that all nodes share:  run.directory=DIR"
             )
 
@@ -149,20 +149,20 @@ def _evaluate(run: Run) -> dict[str, float]:
     return metrics | {"time_s/evaluate": clock.seconds}
 
 
-def _of_plugins(run: Run, metrics: dict[str, float]) -> dict[str, float]:
-    """What hooks measured; none may stand where a metric of the core stands."""
+def _hook_metrics(run: Run, metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics of hooks; a hook must not overwrite a core metric."""
     given = run.hooks.collect_metrics(run=run, step=run.counters.step)
     for name in given.keys() & metrics.keys():
         plugin = run.hooks.givers[name]
         raise ConfigError(
             f"rlcore_collect_metrics of {plugin}: '{name}' ({given[name]:g}) is a metric of rlcore itself ({metrics[name]:g})\n"
-            f"Give it a name of its own there, or leave {plugin} out of plugins.hooks."
+            f"Rename it in {plugin}, or remove {plugin} from plugins.hooks."
         )
     return given
 
 
-def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float]:
-    """Counters, and where the time of the step went."""
+def _performance(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float]:
+    """Update the counters and return the throughput and timing metrics of the step."""
     traffic = run.runtime.traffic.take()
     seconds = clock.seconds
     samples, tokens = run.roles.take_used()
@@ -185,20 +185,20 @@ def _count(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float
 
 
 def _compare_log_probs(run: Run, gap: float) -> None:
-    """An engine that computes something else than the trainer samples from another policy: warn once, then stop."""
-    warn, most = run.config.trainer.warn_logprob_gap, run.config.trainer.max_logprob_gap
-    if most and not gap <= most:
+    """Warn once when engine and trainer compute different log-probs, and stop above the allowed maximum."""
+    warn, limit = run.config.trainer.warn_logprob_gap, run.config.trainer.max_logprob_gap
+    if limit and not gap <= limit:
         raise NumericalError(
             f"the log-probs of rollout and trainer differ by {gap:.3g} on average, more than"
-            f" trainer.max_logprob_gap={most:g}\n"
-            "Give both the same model.precision and the newest weights, or allow more:"
+            f" trainer.max_logprob_gap={limit:g}\n"
+            "Use the same model.precision and weights for both, or allow more:"
             f"  trainer.max_logprob_gap={2 * gap:.2g}"
         )
     if gap > warn and not run.warned_of_gap:
         run.warned_of_gap = True
         logger.warning(
-            "step %d: the engine's log-probs are %.3g nats off the trainer's on average, above trainer.warn_logprob_gap=%g;"
-            " compare precision and sampling settings of both, or weigh tokens with an off-policy correction",
+            "step %d: log-probs of engine and trainer differ by %.3g nats on average, above trainer.warn_logprob_gap=%g;"
+            " compare precision and sampling settings of both, or enable an off-policy correction",
             run.counters.step,
             gap,
             warn,
@@ -206,28 +206,28 @@ def _compare_log_probs(run: Run, gap: float) -> None:
 
 
 def _stop_when_nothing_is_learned(run: Run, metrics: dict[str, float]) -> None:
-    """Steps whose update was skipped, or had no samples; too many in a row end the run, with the sample ids saved."""
+    """Count steps that were skipped or had no samples; too many in a row end the run and save the sample ids."""
     names = [group.role for group in run.roles.trained()]
     for name in names:
         if times := metrics.get(f"{name}/skipped", 0.0):
             logger.warning(
-                "step %d: %g updates of %s skipped, a gradient was not finite", run.counters.step, times, name
+                "step %d: %g updates of %s skipped: a gradient was not finite", run.counters.step, times, name
             )
     skipped = any(metrics.get(f"{it}/skipped", 0.0) > 0 or math.isnan(metrics.get(f"{it}/loss", 0.0)) for it in names)
-    idle = metrics.get("actor/updates") == 0 and "reward/mean" not in metrics  # answers that are all alike are no fault
+    idle = metrics.get("actor/updates") == 0 and "reward/mean" not in metrics  # equal rewards alone are fine
     count = run.counters.skipped_in_a_row = run.counters.skipped_in_a_row + 1 if skipped or idle else 0
     if count < run.config.trainer.max_skipped_steps:
         return
     if idle:
         raise RunError(
-            f"{count} steps in a row changed nothing: no sample of the last one had a reward\n"
-            f"Look at reward/num_* and samples.jsonl in {run.directory}, mend the reward or the data, or allow more: "
+            f"{count} steps in a row changed nothing: no sample of the last one has a reward\n"
+            f"See reward/num_* and samples.jsonl in {run.directory}, fix the reward or the data, or allow more: "
             f" trainer.max_skipped_steps={10 * count}"
         )
     path = run.directory / "bad_samples.json"
     samples = run.scored.fetch("sample_id").tolist() if run.scored is not None else []
     path.write_text(json.dumps({"step": run.counters.step, "sample_ids": samples}))
     raise NumericalError(
-        f"{count} steps in a row had a loss or gradient that is not finite.\n"
+        f"{count} steps in a row had a loss or gradient that is not finite\n"
         f"The samples of the last one are listed in {path}; try a lower optimizer.lr."
     )

@@ -1,8 +1,9 @@
-"""An estimate of memory per device and role, from the model directory alone; nothing is loaded.
+"""Estimates of memory per device and role from the model directory, without loading the model.
 
-Counted: parameters, gradients, AdamW moments (all float32), activations of one micro-batch, the KV cache of the requests
-that run together, and, where models and engine take turns, a weight update and the weights in host memory. Not counted: logits, of which one chunk of tokens exists at a time (about half
-a gigabyte with its gradient), and the framework itself (0.5 to 1 GB a process).
+Counted: parameters, gradients, AdamW moments (all float32), activations of one micro-batch, the KV cache of the
+requests that run together, and, with device sharing, a weight update and the weights in host memory. Not counted:
+logits, which exist for one chunk of tokens at a time (about half a gigabyte with its gradient), and the framework
+itself (0.5 to 1 GB per process).
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from rlcore.models.load import read_config
 
 _FLOAT32 = 4
 _ACTIVATIONS_PER_LAYER = 34
-"""Bytes per token and hidden unit that a transformer layer keeps in 16 bit (Korthikanti et al. 2022, eq. 1, without
-the attention matrix); twice that in float32."""
+"""Bytes per token and hidden unit that a transformer layer keeps in 16-bit precision (Korthikanti et al. 2022, eq. 1,
+without the attention matrix); twice that in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What the estimate needs to know of a model."""
+    """Sizes of a model that the estimates use."""
 
     num_parameters: int
     num_layers: int
     hidden_size: int
     num_kv_values: int
-    """Numbers of keys and values per token and layer."""
+    """Key and value numbers per token and layer."""
     vocab_size: int = 0
     context_length: int = 2048
-    """Most tokens of a sequence."""
+    """Maximum number of tokens of a sequence."""
     tied: bool = False
-    """Input and output embedding are one parameter."""
+    """True if input and output embedding are one parameter."""
 
     @classmethod
     def read(cls, path: Path) -> ModelSize:
@@ -75,17 +76,17 @@ class ModelSize:
 
 
 def trained_bytes(size: ModelSize) -> int:
-    """Parameters, gradients and two moments."""
+    """Return the bytes of parameters, gradients and two moments."""
     return size.num_parameters * 4 * _FLOAT32
 
 
 def frozen_bytes(size: ModelSize) -> int:
-    """Parameters only."""
+    """Return the bytes of parameters alone."""
     return size.num_parameters * _FLOAT32
 
 
 def activation_bytes(size: ModelSize, *, max_tokens: int, half: bool, checkpointing: bool) -> int:
-    """What the forward pass keeps for the backward pass."""
+    """Return the bytes that the forward pass keeps for the backward pass."""
     per_token = size.hidden_size * _ACTIVATIONS_PER_LAYER * (1 if half else 2)
     layers = 1 if checkpointing else size.num_layers
     inputs = size.num_layers * size.hidden_size * 2 if checkpointing else 0
@@ -93,29 +94,29 @@ def activation_bytes(size: ModelSize, *, max_tokens: int, half: bool, checkpoint
 
 
 def rollout_bytes(size: ModelSize, *, num_sequences: int, max_tokens: int, half: bool) -> int:
-    """Weights, and keys and values of the sequences that run together."""
+    """Return the bytes of weights and of the KV cache of the sequences that run together."""
     width = 2 if half else _FLOAT32
     return size.num_parameters * width + num_sequences * max_tokens * size.num_layers * size.num_kv_values * width
 
 
 def update_bytes(size: ModelSize, *, half: bool) -> int:
-    """Return what a weight update takes beside an engine that is awake.
+    """Return the bytes that a weight update needs in addition to an engine that is awake.
 
-    The largest tensor exists three times: gathered, as the engine's copy, and as new memory of its layer. The matrices
-    of a layer that an engine fuses wait for each other.
+    The largest tensor exists three times: gathered, as the engine's copy, and as new memory of its layer. Matrices
+    that an engine fuses are held until all parts of the layer have arrived.
     """
     return (2 if half else _FLOAT32) * max(3 * size.head_size, 3 * size.layer_size // 2)
 
 
 def device_bytes() -> int:
-    """Of the first GPU."""
+    """Return the memory of the first GPU in bytes."""
     import torch
 
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
 def machine_bytes() -> int:
-    """Of this machine, or what its control group may use of it."""
+    """Return the memory of this machine in bytes, or the limit of its control group."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     words = limit.read_text().strip() if limit.exists() else "max"
@@ -123,7 +124,7 @@ def machine_bytes() -> int:
 
 
 def human(num_bytes: float) -> str:
-    """1536 -> "1.5 KB"."""
+    """Format a size: 1536 -> "1.5 KB"."""
     for unit in ("B", "KB", "MB", "GB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -132,14 +133,14 @@ def human(num_bytes: float) -> str:
 
 
 def _count_parameters(file: Path) -> int:
-    """From the header: 8 bytes of its length, then JSON with the shape of every tensor."""
+    """Count parameters from a file's header: its length in 8 bytes, then JSON with the shape of every tensor."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > file.stat().st_size:
-            raise ValueError(f"{file.name} is no safetensors file")
+            raise ValueError(f"{file.name} is not a safetensors file")
         header = json.loads(stream.read(length))
     tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
     whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
     if whole > file.stat().st_size:
-        raise ValueError(f"{file.name} has {file.stat().st_size:,} of its {whole:,} bytes")
+        raise ValueError(f"{file.name} has only {file.stat().st_size:,} of its {whole:,} bytes")
     return sum(math.prod(tensor["shape"]) for tensor in tensors)

@@ -1,7 +1,7 @@
-"""From a config to a plan: everything that can be known before a process is started.
+"""Turn a config into a plan: everything that can be checked before a process is started.
 
-Plugins, files, columns, prompts, placement. `rlcore train --dry-run` stops here and prints it (describe.py);
-launch.py goes on and starts the hosts.
+A plan holds plugins, files, columns, prompts and placement. `rlcore train --dry-run` prints it (describe.py) and
+stops; launch.py starts the hosts.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 DEFAULT_ROLE = "default"
 TRAINED = ("actor", "critic")
 _ALWAYS = (RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward"))
-"""Roles of every run whose algorithm does not say that it does without them."""
+"""Roles of every run, unless its algorithm declares that it does without them."""
 _REWARD_MODEL = RoleSpec(name="reward_model", worker="scorer")
 _SETTINGS = {"critic": "critic.path", "reward_model": "reward.model"}
-"""Role -> setting of its model, where it is not algorithm.<role>."""
+"""Role -> setting of its model, if not algorithm.<role>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A plugin with its own settings."""
+    """A plugin with its settings."""
 
     resolved: Resolved
     config: Any
@@ -50,7 +50,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is known before the first process is started."""
+    """A checked run, before the first process is started."""
 
     config: Config
     directory: Path
@@ -61,24 +61,24 @@ class Plan:
     trackers: tuple[Chosen, ...]
     rewards: tuple[RewardSpec, ...]
     workers: Mapping[str, Resolved]
-    """Role -> worker class, in the order in which the roles are made."""
+    """Role -> worker class, in the order of creation."""
     models: Mapping[str, str]
     """Role -> directory of its model."""
     placement: Mapping[str, str]
     """Role -> pool."""
     reads: Mapping[str, Sequence[str]]
-    """Trained role -> columns that travel to its update."""
+    """Trained role -> columns that are sent to its update."""
     prompts: Prompts
     eval_prompts: Prompts | None
     resume: Checkpoint | None
     demonstrations: tuple[str, ...] = ()
-    """Columns that the algorithm reads as responses, where it draws none."""
+    """Columns that the algorithm reads as responses instead of sampling."""
     turns: tuple[str, ...] = ()
-    """Roles that take turns with the rollout on the same devices."""
+    """Roles that share devices with the rollout and are offloaded while it generates."""
 
     @property
     def versions(self) -> dict[str, str]:
-        """Package -> version of all that takes part."""
+        """Package -> version of every plugin in this run."""
         chosen = [self.backend.resolved, self.rollout.resolved, self.algorithm.resolved, *self.workers.values()]
         chosen += [tracker.resolved for tracker in self.trackers]
         chosen += [self.environment.resolved] if self.environment else []
@@ -86,10 +86,10 @@ class Plan:
 
 
 def make_plan(config: Config, directory: Path) -> Plan:
-    """Resolve and check everything; nothing is started and nothing is written.
+    """Resolve and check everything, without starting or writing anything.
 
     Raises:
-        UserError: with what to type, for anything that the user can mend.
+        UserError: for anything that the user can fix, with what to type.
     """
     algorithm = choose("algorithm", config.algorithm)
     instance = algorithm.resolved.object(algorithm.config)
@@ -114,9 +114,9 @@ def make_plan(config: Config, directory: Path) -> Plan:
     compares = isinstance(instance, ComparesSamples) and instance.compares_samples
     if compares and (few or config.sampling.temperature == 0):
         logger.warning(
-            "algorithm '%s' compares the samples of a prompt, and %s: nothing is learned; type  %s",
+            "algorithm '%s' compares the samples of a prompt, but %s: nothing is learned; type  %s",
             config.algorithm.name,
-            "there is one" if few else "all are the same with sampling.temperature=0",
+            "there is only one" if few else "all are the same with sampling.temperature=0",
             "sampling.samples_per_prompt=8" if few else "sampling.temperature=1",
         )
     if config.transfer != "auto":
@@ -135,7 +135,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
         workers=workers,
         models=_models(config, roles),
         placement=placement,
-        reads={role: _travelling(columns, instance) for role, columns in instance.reads().items()},
+        reads={role: _update_columns(columns, instance) for role, columns in instance.reads().items()},
         prompts=prompts,
         eval_prompts=eval_prompts,
         resume=_find_checkpoint(config, directory, workers, make_loader(config, prompts, demonstrations)),
@@ -145,7 +145,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
 
 
 def make_loader(config: Config, prompts: Prompts, demonstrations: Sequence[str] = ()) -> PromptLoader:
-    """Make the loader of a run with this config; demonstrations are read instead of drawn."""
+    """Create the loader of a run with this config; demonstrations are read instead of sampled."""
     return PromptLoader(
         len(prompts.batch),
         config.run.seed,
@@ -157,7 +157,7 @@ def make_loader(config: Config, prompts: Prompts, demonstrations: Sequence[str] 
 
 
 def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
-    """Resolve a plugin and build its own settings."""
+    """Resolve a plugin and build its settings."""
     resolved = resolve(kind, choice.name)
     for message in misspellings(kind, resolved.object):
         logger.warning("%s '%s': %s", kind, choice.name, message)
@@ -165,42 +165,42 @@ def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
 
 
 def choose_environment(config: Config, roles: Mapping[str, Resolved]) -> Chosen | None:
-    """The environment with its settings, if there is one; the worker that plays it tries tools and chat template.
+    """Return the environment with its settings, if any, after its worker checked its tools and the chat template.
 
     Raises:
-        UserError: nothing is generated in this run, or what its tools or the template lack.
+        UserError: this run generates nothing, or the tools or the template do not work.
     """
     if not config.environment.name:
         return None
     if "rollout" not in roles:
         raise ConfigError(
             f"environment={config.environment.name}: algorithm '{config.algorithm.name}' generates nothing\n"
-            "Leave out  environment   or choose another algorithm:  algorithm=grpo"
+            "Remove  environment   or choose another algorithm:  algorithm=grpo"
         )
     chosen = choose("environment", config.environment)
     try:
         instance = chosen.resolved.object(chosen.config)
     except Exception as error:
         raise ConfigError(
-            f"environment '{config.environment.name}' cannot be made: {type(error).__name__}: {error}\n"
-            "It is made with its settings alone:  def __init__(self, config)"
+            f"environment '{config.environment.name}' cannot be created: {type(error).__name__}: {error}\n"
+            "It gets only its settings:  def __init__(self, config)"
         ) from error
     roles["rollout"].object.check_environment(instance, config.model.path)
     return chosen
 
 
 def place(config: Config, roles: Sequence[str]) -> dict[str, str]:
-    """Role -> pool for the roles of this run.
+    """Return role -> pool for the roles of this run.
 
     Raises:
-        ConfigError: a role without a pool, a pool that is not defined, a name in `placement` that is no role.
+        ConfigError: a role has no pool, a pool is not defined, or a name in `placement` is not a role.
     """
     known = [*roles, "critic", "reference", DEFAULT_ROLE]
     for role, pool in config.placement.items():
         if role not in known:
             raise ConfigError(
                 f"placement.{role}: no role '{role}' in this run.{did_you_mean(role, known)}\n"
-                f"Roles: {', '.join(roles)}; '{DEFAULT_ROLE}' stands for all that are not named."
+                f"Roles: {', '.join(roles)}; '{DEFAULT_ROLE}' stands for all others."
             )
         if pool not in config.pools:
             raise ConfigError(
@@ -214,20 +214,20 @@ def place(config: Config, roles: Sequence[str]) -> dict[str, str]:
 
 
 def _check_local(config: Config, placement: Mapping[str, str]) -> None:
-    """One process cannot hold two ranks of a process group."""
+    """Check that runtime=local trains on one device: one process cannot hold two ranks of a process group."""
     for role in TRAINED:
         pool = placement.get(role)
         if config.runtime.name == "local" and pool and config.pools[pool].num_devices > 1:
             raise ConfigError(
-                f"runtime=local trains in one process, and pool '{pool}' of role '{role}' has"
+                f"runtime=local trains in one process, but pool '{pool}' of role '{role}' has"
                 f" {config.pools[pool].num_devices} devices\nType  runtime=ray  or  pools.{pool}.devices_per_node=1"
             )
 
 
 def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
-    """Those that the algorithm asks for, and the ones that every run has; trained roles first.
+    """Return the roles of the algorithm and those of every run, trained roles first.
 
-    What the algorithm does without is there all the same when samples are scored: by evaluation, or to be seen.
+    Roles that the algorithm does without are kept when evaluation or configured rewards need them.
     """
     without = set(_without(algorithm))
     if config.data.eval and not isinstance(algorithm, Evaluates):
@@ -240,7 +240,7 @@ def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
     if config.environment.name and "rollout" in roles:
         roles["rollout"] = replace(roles["rollout"], worker="episodes")
     if "actor" not in roles:
-        raise ConfigError("the algorithm asks for no role 'actor'; its roles() must name one")
+        raise ConfigError("the algorithm has no role 'actor'; its roles() must include one")
     return sorted(roles.values(), key=lambda role: role.name not in TRAINED)
 
 
@@ -250,7 +250,7 @@ def _without(algorithm: Any) -> Sequence[str]:
 
 
 def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
-    """Role -> directory of its model; one that is not the actor's must be there and speak the same tokens."""
+    """Return role -> directory of its model, which must exist and use the same tokenizer as the actor's."""
     models = {}
     for role in roles:
         own = config.critic.path if role.name == "critic" else role.model
@@ -260,30 +260,30 @@ def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
             vocabulary, wanted = (load_tokenizer(path).get_vocab() for path in (own, config.model.path))
             if vocabulary != wanted:
                 raise ConfigError(
-                    f"{setting}={own} has another tokenizer than model.path={config.model.path}\n"
+                    f"{setting}={own} has a different tokenizer than model.path={config.model.path}\n"
                     "Both read the same token ids: choose models of one family."
                 )
         if role == replace(_REWARD_MODEL, model=own) and not (Path(own) / "value_head.safetensors").is_file():
             raise ModelError(
-                f"reward.model={own} has no value_head.safetensors, so it is no reward model\n"
-                "Train one:  rlcore train algorithm=reward_model …   and give what  rlcore export RUN DIR  makes of it"
+                f"reward.model={own} has no value_head.safetensors, so it is not a reward model\n"
+                "Train one:  rlcore train algorithm=reward_model …   then give the output of  rlcore export RUN DIR"
             )
         _check_vocabulary(setting if own else "model.path", models[role.name])
     return models
 
 
 def _check_vocabulary(setting: str, path: str) -> None:
-    """Every token that the tokenizer may give has its row in the embedding."""
+    """Check that every token id of the tokenizer has a row in the embedding."""
     highest, size = max(load_tokenizer(path).get_vocab().values()), ModelSize.read(check_directory(path)).vocab_size
     if highest >= size:
         raise ModelError(
-            f"{setting}={path}: its tokenizer has token ids up to {highest}, and the model has {size} tokens\n"
-            "Give the tokenizer that belongs to the model, or enlarge it:  model.resize_token_embeddings(len(tokenizer))"
+            f"{setting}={path}: its tokenizer has token ids up to {highest}, but the model has {size} tokens\n"
+            "Use the model's own tokenizer, or enlarge the model:  model.resize_token_embeddings(len(tokenizer))"
         )
 
 
 def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
-    """The rewards of a run, resolved."""
+    """Return the resolved rewards of a run."""
     given = [("environment", config.environment.name), ("model", config.reward.model)]
     items = config.reward.items or tuple(RewardItem(name=name) for name, chosen in given if chosen)
     if not items:
@@ -294,35 +294,35 @@ def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
     for index, item in enumerate(items):
         resolved = resolve("reward", item.name)
         kind: Any = getattr(resolved.object, "Config", None)
-        if kind is not None:  # names are checked, with more words, where the reward is made
+        if kind is not None:  # unknown names get a better error when the reward is created
             known = {name: value for name, value in item.options.items() if name in kind.__dataclass_fields__}
             build(kind, known, f"reward.items[{index}]")
-        twins = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
-        name = f"{resolved.name}#{twins + 1}" if twins else resolved.name
+        earlier = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
+        name = f"{resolved.name}#{earlier + 1}" if earlier else resolved.name
         specs.append(RewardSpec(name, resolved.target, dict(item.options), item.weight, item.relative))
     return tuple(specs)
 
 
 def _check_rewards(rewards: Mapping[str, RewardFunction], data: Prompts, writers: Collection[str]) -> None:
-    """Every column that a reward asks for is in the data set, or written by the environment or the reward model."""
+    """Check that the dataset, the environment or the reward model provides every column that a reward needs."""
     columns = [name for name in data.batch.columns if name not in ("input_ids", "prompt_id")]
     given = {"environment", "reward_model"}.intersection(writers)
     columns += [column.name for column in STANDARD_COLUMNS if column.written_by in given]
     asked = {name for reward in rewards.values() for name in required_columns(reward)}
     if "reward_model" in given and "model_score" not in asked:
         raise ConfigError(
-            "reward.model is set, and no reward uses its score\nType  reward=model  or  reward=[model,OTHER]"
+            "reward.model is set, but no reward uses its score\nType  reward=model  or  reward=[model,OTHER]"
         )
     for name, reward in rewards.items():
         check_columns(name, reward, columns, data.name)
 
 
 def _check_lengths(config: Config, data: Prompts) -> None:
-    """Every prompt leaves room for a response in the model's context."""
+    """Check that every prompt leaves room for a response in the model's context."""
     longest, room = int(data.batch.lengths.max()), ModelSize.read(check_directory(config.model.path)).context_length
     if longest >= room:
         raise ConfigError(
-            f"{data.name}: its longest prompt has {longest} tokens, and the context of {config.model.path} is {room}\n"
+            f"{data.name}: its longest prompt has {longest} tokens, but the context of {config.model.path} is {room}\n"
             f"Type  data.max_prompt_tokens={room - 1} data.overlong=drop"
         )
     limit = config.sampling.max_response_tokens
@@ -335,7 +335,7 @@ def _check_lengths(config: Config, data: Prompts) -> None:
 
 
 def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolved], prompts: Prompts) -> None:
-    """Every column that a loss reads is written by some role of this run, or by the algorithm itself."""
+    """Check that every column that a loss reads is written by a role of this run or by the algorithm itself."""
     written = {*algorithm.writes(), *prompts.batch.columns}
     for column in STANDARD_COLUMNS:
         writers = {"loader", "core", *workers, *(["environment"] if config.environment.name else [])}
@@ -348,13 +348,13 @@ def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolve
             writer = next((column.written_by for column in STANDARD_COLUMNS if column.name == name), None)
             hint = f"It is written by: {writer}." if writer else did_you_mean(name, sorted(written)).strip()
             raise ConfigError(
-                f"algorithm '{config.algorithm.name}' reads column '{name}' in the update of '{role}', and no role of this"
+                f"algorithm '{config.algorithm.name}' reads column '{name}' in the update of '{role}', but no role of this"
                 f" run writes it.\n{hint} Roles: {', '.join(workers)}."
             )
 
 
-def _travelling(columns: Sequence[str], algorithm: Any) -> tuple[str, ...]:
-    """What an update gets: what the loss reads, what every model needs, and what shows how far the engine is off."""
+def _update_columns(columns: Sequence[str], algorithm: Any) -> tuple[str, ...]:
+    """Return the columns of an update: those of the loss, of every model, and for the engine's log-prob gap."""
     engine = [] if "rollout" in _without(algorithm) else ["rollout_log_probs"]
     return tuple(dict.fromkeys(["input_ids", "loss_mask", *engine, *columns]))
 
@@ -362,7 +362,7 @@ def _travelling(columns: Sequence[str], algorithm: Any) -> tuple[str, ...]:
 def _find_checkpoint(
     config: Config, directory: Path, workers: Collection[str], loader: PromptLoader
 ) -> Checkpoint | None:
-    """Where the run goes on; refused when it would draw other prompts, or has roles that the checkpoint lacks."""
+    """Return the checkpoint to resume from; refused if prompts changed or the checkpoint lacks a trained role."""
     if config.run.resume == "never":
         return None
     latest = newest(directory / "checkpoints")
@@ -371,8 +371,8 @@ def _find_checkpoint(
         near = difflib.get_close_matches(directory.name, siblings, n=1)
         hint = f" Did you mean run.name={near[0]}?" if near else ""
         raise ConfigError(
-            f"run.resume=must, and there is no complete checkpoint in {directory}/checkpoints.{hint}\n"
-            "Type  run.resume=auto  to start anew where there is none."
+            f"run.resume=must, but there is no complete checkpoint in {directory}/checkpoints.{hint}\n"
+            "Type  run.resume=auto  to start from the beginning if there is none."
         )
     if latest is not None and (
         new := [role for role in TRAINED if role in workers and not (latest.path / role).is_dir()]

@@ -1,4 +1,4 @@
-"""The prompts of a run as one Batch: opened, tokenised and checked before anything else starts."""
+"""The prompts of a run as one Batch, loaded, tokenized and checked before anything else starts."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from rlcore.types import RESERVED_COLUMNS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """All prompts of one data set; row i of the batch is prompt i."""
+    """All prompts of one dataset; row i of the batch is prompt i."""
 
     name: str
     batch: Batch
-    """`input_ids`, `prompt_id`, `prompt` and the columns of the data set."""
+    """`input_ids`, `prompt_id`, `prompt` and the columns of the dataset."""
     dropped: int
     truncated: int
     fingerprint: str
-    """Changes with any token; a resume over other prompts is refused."""
+    """Hash of all tokens; resuming with different prompts is refused."""
     columns: Mapping[str, str]
-    """Fingerprint of each column of the data; a resume over changed ones is refused."""
+    """Column -> hash of its values; resuming with changed columns is refused."""
 
 
 def load_prompts(config: Config, path: str, writes: Sequence[str] = (), responses: Sequence[str] = ()) -> Prompts:
-    """Open a data set by its registered name and make its prompts.
+    """Open a dataset by its registered name and build its prompts.
 
-    The algorithm `writes` columns that the data may not have, and learns from `responses` of the data.
+    Args:
+        writes: columns that the algorithm writes, so the data must not have them.
+        responses: columns of the data that the algorithm learns from.
     """
     dataset_class: Any = resolve("dataset", config.data.dataset).object
     dataset = dataset_class(path, config.data)
@@ -64,7 +66,7 @@ def load_prompts(config: Config, path: str, writes: Sequence[str] = (), response
 
 
 def check_demonstrations(algorithm: str, columns: Sequence[str], data: Prompts) -> None:
-    """Check that every column that an algorithm reads as responses is in the data set and holds texts."""
+    """Check that every column that an algorithm reads as responses is in the dataset and holds text."""
     for name in columns:
         if name not in data.batch:
             known = [column for column in data.batch.columns if data.batch.level(column) == "object"]
@@ -76,6 +78,6 @@ def check_demonstrations(algorithm: str, columns: Sequence[str], data: Prompts) 
         bad = next((i for i, value in enumerate(values) if not isinstance(value, str) or unencodable(value)), None)
         if bad is not None:
             raise ConfigError(
-                f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, and algorithm '{algorithm}'"
-                " learns from texts, and from messages that end with the assistant's\nFill it, or remove the row."
+                f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, but algorithm '{algorithm}'"
+                " needs text, or messages that end with the assistant's\nFill it in, or remove the row."
             )

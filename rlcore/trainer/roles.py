@@ -1,6 +1,6 @@
-"""`Roles`: the groups of a run under their role names, as an algorithm's `collect` and `update` see them.
+"""`Roles`: the groups of a run by role name, passed to an algorithm's `collect` and `update`.
 
-Besides the groups it offers two steps that every algorithm needs and that carry bookkeeping: `generate` and `score`.
+It also offers two steps that every algorithm needs and that do bookkeeping: `generate` and `score`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from rlcore.workers.rollout import RolloutWorker
 
 
-_CUT = {OUT_OF_TURNS: ("out_of_turns", "episode.max_turns"), OUT_OF_TOKENS: ("out_of_tokens", "their limit of tokens")}
-"""`episode_end` -> name of its metric, and what was met. Time-outs and errors are counted with those of rewards."""
+_LIMITS = {OUT_OF_TURNS: ("out_of_turns", "episode.max_turns"), OUT_OF_TOKENS: ("out_of_tokens", "their token limit")}
+"""`episode_end` -> metric name and limit. Timeouts and errors are counted with those of rewards."""
 
 
 class Roles:
-    """What an algorithm works with. A role that the algorithm did not ask for is an AttributeError."""
+    """The roles of a run as attributes. A role that the algorithm did not request raises AttributeError."""
 
     actor: PolicyWorker
     rollout: RolloutWorker
@@ -59,10 +59,10 @@ class Roles:
         self.sampling = sampling
         self.samples_per_prompt = samples_per_prompt
         self.metrics: Metrics = {}
-        """What `generate` and `score` counted since the last `take_metrics`."""
+        """Metrics of `generate` and `score` since the last `take_metrics`."""
         self.transfer: Transfer | None = None
         self.issue: Callable[[int], Batch] | None = None
-        """Takes further prompts from the data."""
+        """Takes more prompts from the data."""
         self.turns: Turns | None = None
         self._num_samples = self._num_tokens = 0
         self._warned_of_cut = False
@@ -93,22 +93,22 @@ class Roles:
         return cast(WorkerType, group)
 
     def trained(self) -> list[Group]:
-        """The groups whose models are updated."""
+        """Return the groups whose models are updated."""
         return [self.groups[name] for name in ("actor", "critic") if name in self.groups]
 
     def generate(self, prompts: Batch) -> Batch:
-        """Draw the configured number of samples for each prompt, side by side in prompt order."""
+        """Generate the configured number of samples for each prompt, adjacent and in prompt order."""
         return self._counted(self.rollout.generate(prompts, self.sampling, self.samples_per_prompt))
 
     def more_prompts(self, count: int) -> Batch:
-        """Further prompts for this step, in place of some whose samples are not used."""
+        """Return more prompts for this step, to replace prompts whose samples are not used."""
         assert self.issue is not None, "roles without data"
         return self.issue(count)
 
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
-        """Make samples of responses of the data: one for each of these columns, side by side in prompt order.
+        """Build samples from responses in the data: one per column, adjacent and in prompt order.
 
-        Their columns are those of `generate`, without what only an engine knows: rollout_log_probs and the versions.
+        Their columns are those of `generate` except those that only an engine knows: rollout_log_probs and versions.
         """
         limit = self.sampling.max_response_tokens
         samples = self._counted(self.actor.demonstrations(prompts, tuple(columns), limit))
@@ -117,14 +117,14 @@ class Roles:
         if num_cut and not self._warned_of_cut:
             self._warned_of_cut = True
             logger.warning(
-                "%d of the %d responses of this step have more than %d tokens and are cut, so their end is not learned; type "
-                " sampling.max_response_tokens=%d  (response_length/truncated has the share of each step)",
+                "%d of the %d responses of this step have more than %d tokens and are truncated, so their end is not learned;"
+                " type  sampling.max_response_tokens=%d  (response_length/truncated is the fraction in each step)",
                 *(num_cut, len(samples), limit, 2 * limit),
             )
         return samples
 
     def score(self, samples: Batch) -> Batch:
-        """Add rewards; a sample without one is dropped and counted, or ends the run, as `reward.on_error` says."""
+        """Add rewards; samples without one are counted and dropped, kept or end the run, per `reward.on_error`."""
         scored = self.judge(samples)
         settled = self.verdicts(scored)
         values, keep = np.array(settled.rewards), np.array(settled.keep, dtype=bool)
@@ -149,8 +149,10 @@ class Roles:
         return scored.with_rows(reward=values.astype(np.float32)).take(np.flatnonzero(keep))
 
     def _against_their_groups(self, scored: Batch, keep: np.ndarray) -> np.ndarray:
-        """[B] float64 weighted sums where some rewards count against the other samples of the prompt. Samples that are kept
-        without a score (`reward.on_error=zero`) have 0 from every reward before that."""
+        """Return [B] float64 weighted sums, with relative rewards compared to the prompt's other samples.
+
+        Samples kept without a score (`reward.on_error=zero`) count as 0 in every reward before the comparison.
+        """
         failed, group_id = scored.fetch("reward").isnan().numpy(), scored.fetch("group_id").numpy()
         total = np.zeros(len(scored))
         for spec in self.rewards:
@@ -160,38 +162,38 @@ class Roles:
         return total
 
     def judge(self, samples: Batch) -> Batch:
-        """The samples with what the reward model, if there is one, and the rewards say about them."""
+        """Return the samples with the scores of the reward model, if any, and of the rewards."""
         if self.has("reward_model"):
             samples |= self.groups["reward_model"].scores(samples)
         return samples | self.reward.score(samples)
 
     def verdicts(self, scored: Batch) -> Settled:
-        """What the rewards said, as numbers; those that failed are told, or end the run, as `reward.on_error` says."""
+        """Convert reward outcomes to numbers; log failures, or raise, per `reward.on_error`."""
         settled = settle(outcomes(scored), self._reward_config.on_error)
         if settled.messages:
             logger.warning(
-                "%d of %d samples have no verdict: %s", len(settled.messages), len(scored), settled.messages[0]
+                "%d of %d samples have no reward: %s", len(settled.messages), len(scored), settled.messages[0]
             )
         return settled
 
     def take_turns(self, others: Sequence[Group]) -> None:
-        """From now on these groups and the rollout share devices by turns; the others have left them."""
+        """Let these groups, which are offloaded, share devices with the rollout from now on."""
         self.turns = Turns(self.groups["rollout"], others, lambda name, value: self._note(name, value, 1.0))
 
     def sync(self, version: int) -> None:
-        """Bring the actor's weights to the rollout as `version`, where there is one."""
+        """Send the actor's weights to the rollout, if there is one, as `version`."""
         if self.turns is not None:
             self.turns.take(self.groups["rollout"])
         if self.transfer is not None:
             self.transfer.send(version)
 
     def take_metrics(self) -> Metrics:
-        """What was counted; counting starts anew."""
+        """Return the metrics and reset them."""
         taken, self.metrics = self.metrics, {}
         return taken
 
     def take_used(self) -> tuple[int, int]:
-        """Samples drawn or read, and their tokens; counting starts anew."""
+        """Return the numbers of samples and tokens since the last call, and reset them."""
         used = self._num_samples, self._num_tokens
         self._num_samples = self._num_tokens = 0
         return used
@@ -207,12 +209,12 @@ class Roles:
     def _count_episodes(self, samples: Batch) -> None:
         turns, ends, prompt_id = samples.fetch("num_turns", "episode_end", "prompt_id")
         self._note("environment/turns", turns.double().sum(), len(samples))
-        for end, (name, setting) in _CUT.items():
+        for end, (name, limit) in _LIMITS.items():
             cut = ends == end
             self._note(f"environment/num_{name}", cut.sum(), 1.0)
             if cut.any():
                 first = int(prompt_id[cut][0])
-                logger.warning("%d of %d episodes met %s, the first of prompt %d", cut.sum(), len(cut), setting, first)
+                logger.warning("%d of %d episodes reached %s, first for prompt %d", cut.sum(), len(cut), limit, first)
 
     def _note(self, name: str, total: Any, weight: float) -> None:
         self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + Mean(float(total), float(weight))

@@ -1,4 +1,4 @@
-"""`Run`: everything that a training run holds, and what it logs. Made by plan.py, driven by loop.py."""
+"""`Run`: the state and the logging of a training run. Created by launch.py, driven by loop.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """What a run has done so far; part of every checkpoint."""
+    """Counters of a run; part of every checkpoint."""
 
     step: int = 0
     samples: int = 0
@@ -48,7 +48,7 @@ class Counters:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A run in this process: the controller's side of everything."""
+    """The controller's side of a training run."""
 
     config: Config
     directory: Path
@@ -56,31 +56,31 @@ class Run:
     algorithm: Any
     loader: PromptLoader
     prompts: Batch
-    """All training prompts, tokenised; row i is prompt i."""
+    """All training prompts, tokenized; row i is prompt i."""
     eval_prompts: Batch | None
     checkpoints: Checkpoints
     trackers: Sequence[Tracker]
     hooks: Hooks
     versions: Mapping[str, str]
-    """Package -> version of everything that takes part, written into checkpoints."""
+    """Package -> version of every plugin in this run, written to checkpoints."""
     roles: Roles = field(init=False)
     counters: Counters = field(default_factory=Counters)
     positions: list[int] = field(default_factory=list)
-    """In the ledger, of the prompts of this step."""
+    """Ledger positions of this step's prompts."""
     collecting: bool = False
-    """A step has begun and changed no model yet."""
+    """True while a step has begun but has not changed a model."""
     scored: Batch | None = None
-    """The samples of this step, as scored, before any was dropped."""
+    """All scored samples of this step, including those that are dropped later."""
     warned_of_gap: bool = False
     lock: TextIO
-    """Open as long as the run has its directory for itself."""
+    """The lock on the run's directory, held while this file is open."""
     signals: Signals = field(init=False)
 
     def __post_init__(self) -> None:
         self.signals = Signals(lambda: self.phase("stopping after this step; ctrl-C again abandons it"))
 
     def next_prompts(self, count: int) -> Batch:
-        """Prompts for this step, noted in `positions`."""
+        """Return prompts for this step and record them in `positions`."""
         issued = self.loader.issue(count)
         self.positions += [item.position for item in issued]
         return self.prompts.take([item.prompt_id for item in issued]).with_rows(
@@ -88,24 +88,24 @@ class Run:
         )
 
     def note_scored(self, samples: Batch) -> None:
-        """The samples of this step have their rewards."""
+        """Store the scored samples of this step and pass them to the hooks."""
         self.scored = samples
         self.hooks.samples_scored(run=self, step=self.counters.step + 1, samples=samples)
 
     def phase(self, name: str) -> None:
-        """Tell the trackers that show it what the run is doing."""
+        """Report the current phase to trackers that show it."""
         for tracker in self.trackers:
             if isinstance(tracker, ShowsPhase):
                 tracker.phase(name)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Give the metrics of a step to every tracker."""
+        """Log the metrics of a step to every tracker."""
         for name, tracker in self._named_trackers():
             with _tracker_errors(name, f"step {step}", self.directory.name):
                 tracker.log(step, metrics)
 
     def log_samples(self, step: int) -> None:
-        """Give a few of the step's samples to every tracker; only these come to the controller."""
+        """Log a few of the step's samples to every tracker; only these are fetched to the controller."""
         if self.scored is None or self.config.trainer.log_samples == 0:
             return
         rows = spread(self.scored.fetch("group_id").numpy(), self.config.trainer.log_samples, step)
@@ -117,8 +117,8 @@ class Run:
                 tracker.log_samples(step, records)
 
     def close(self, summary: Mapping[str, object]) -> None:
-        """End hosts and trackers, and let go of the directory."""
-        with ExitStack() as last:  # each of them, whatever the others raise
+        """Shut down hosts and trackers, and unlock the directory."""
+        with ExitStack() as last:  # each callback runs even if others raise
             last.callback(self.signals.restore)
             last.callback(self.lock.close)
             for name, tracker in self._named_trackers():
@@ -126,14 +126,14 @@ class Run:
             self.runtime.shutdown()
 
     def start_tracker(self, tracker: Tracker, resume_step: int | None) -> None:
-        """Start the next tracker; only those that were begun are finished when the start fails."""
+        """Start the next tracker; if that fails, only trackers that were started are finished."""
         self.trackers = [*self.trackers, tracker]
         name, _ = self._named_trackers()[-1]
         with _tracker_errors(name, "the start", self.directory.name):
             tracker.start(flatten(self.config), resume_step=resume_step)
 
     def _finish(self, name: str, tracker: Tracker, summary: Mapping[str, object]) -> None:
-        """Finish a tracker; a failure never hides the error that ended the run."""
+        """Finish a tracker without hiding the error that ended the run."""
         try:
             with _tracker_errors(name, "the end", self.directory.name):
                 tracker.finish(summary)
@@ -143,12 +143,12 @@ class Run:
             logger.warning("%s", error)
 
     def _named_trackers(self) -> list[tuple[str, Tracker]]:
-        """Return the trackers that were begun, with the names that the user gave."""
-        assert len(self.trackers) <= len(self.config.trackers), "a tracker that the config does not name"
+        """Return the trackers that were started, with their names in the config."""
+        assert len(self.trackers) <= len(self.config.trackers), "more trackers than the config names"
         return [(choice.name, tracker) for choice, tracker in zip(self.config.trackers, self.trackers)]
 
     def state(self) -> dict[str, Any]:
-        """JSON data for a checkpoint, besides what the roles write."""
+        """Return the JSON data for a checkpoint, without the files of the roles."""
         counters = {name: getattr(self.counters, name) for name in self.counters.__dataclass_fields__}
         return {
             "step": self.counters.step,
@@ -160,7 +160,7 @@ class Run:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`; says which versions and settings changed."""
+        """Restore `state`, and warn about changed versions and settings."""
         self.counters = Counters(**state["counters"])
         self.loader.load_state_dict(state["loader"])
         self.algorithm.load_state_dict(state["algorithm"])
@@ -172,12 +172,12 @@ class Run:
         before, now = flatten(state["config"]), flatten(self.config)
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name) and not name.startswith("run."):
-                logger.warning("%s is %s; it was %s up to this checkpoint", name, now.get(name), before.get(name))
+                logger.warning("%s is now %s; it was %s up to this checkpoint", name, now.get(name), before.get(name))
 
 
 @contextmanager
 def _tracker_errors(name: str, when: str, run_name: str) -> Iterator[None]:
-    """Turn whatever a tracker raises into a TrackerError with its name."""
+    """Convert any error of a tracker to a TrackerError with its name."""
     try:
         yield
     except RlcoreError:
@@ -185,19 +185,19 @@ def _tracker_errors(name: str, when: str, run_name: str) -> Iterator[None]:
     except Exception as error:
         raise TrackerError(
             f"tracker '{name}' failed at {when}: {type(error).__name__}: {error}\n"
-            f"Fix that or leave it out of  trackers=[...] , and go on with the same command and  run.name={run_name}"
+            f"Fix it or remove it from  trackers=[...] , and resume with the same command and  run.name={run_name}"
         ) from error
 
 
 def error_text(error: BaseException) -> str:
-    """What ended a run, in one line."""
+    """Return the error that ended a run, in one line."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return "interrupted"
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 class Clock:
-    """Seconds since it was made."""
+    """Stopwatch that starts when it is created."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -208,18 +208,18 @@ class Clock:
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    """Merged metrics as numbers."""
+    """Convert merged metrics to numbers."""
     return {name: mean.value for name, mean in metrics.items()}
 
 
 def spread(group_id: np.ndarray, count: int, step: int) -> list[int]:
-    """Choose up to `count` rows: one of each prompt before a second one of any, and other ones in the next step."""
+    """Choose up to `count` rows: one of each prompt before a second of any, and different ones in the next step."""
     _, sizes = np.unique(group_id, return_counts=True)
     groups = np.split(np.argsort(group_id, kind="stable"), np.cumsum(sizes)[:-1])
     if count < len(groups):
         groups = [groups[i * len(groups) // count] for i in range(count)]
-    turns = range(max(sizes, default=0))
-    rows = [int(group[(step + turn) % len(group)]) for turn in turns for group in groups if turn < len(group)]
+    rounds = range(max(sizes, default=0))
+    rows = [int(group[(step + i) % len(group)]) for i in rounds for group in groups if i < len(group)]
     return sorted(rows[:count])
 
 
@@ -230,7 +230,7 @@ _HIDDEN = frozenset(
 
 
 def record(step: int, row: Mapping[str, Any]) -> SampleRecord:
-    """Return a scored sample, as `RewardWorker.examples` gives it, in text that every tracker can write."""
+    """Convert a row of `RewardWorker.examples` to a record with text that every tracker can encode."""
     parts = {name.removeprefix(REWARD_PREFIX): value for name, value in row.items() if name.startswith(REWARD_PREFIX)}
     columns = {
         name: value

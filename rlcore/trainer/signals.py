@@ -1,4 +1,4 @@
-"""SIGTERM and ctrl-C, from before the first process is started until all are ended."""
+"""Handling of SIGTERM and ctrl-C, from before the first process starts until all have ended."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _AGAIN_S = 0.05
 
 
 class Signals:
-    """During steps the first signal asks for an end with a checkpoint; before and after, it ends the run at once.
+    """Signal handlers of a run.
 
-    A second ctrl-C always ends it at once. `asked` is the number of the first signal, 0 without one.
+    During training the first signal requests a stop with a checkpoint; before and after, it ends the run at once.
+    A second ctrl-C always ends it at once. `asked` is the number of the first signal, or 0.
     """
 
     def __init__(self, on_ask: Callable[[], None]) -> None:
@@ -26,7 +27,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Handle signals from now on; outside the main thread, in a notebook or a test, there is nobody to send one."""
+        """Install the handlers; does nothing outside the main thread, where Python delivers no signals."""
         try:
             self._before = {number: signal.signal(number, self._ask) for number in _CAUGHT}
         except ValueError:
@@ -35,7 +36,7 @@ class Signals:
             self._hook_before, sys.unraisablehook = sys.unraisablehook, self._again
 
     def restore(self) -> None:
-        """Handle them as before `install`."""
+        """Restore the handlers from before `install`."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._before:
@@ -52,7 +53,7 @@ class Signals:
             self._on_ask()
 
     def _again(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Python drops what is raised in finalisers and in callbacks of fork: the signal comes once more."""
+        """Send the signal again when Python dropped its exception, as it does in finalizers and fork callbacks."""
         if self.asked and isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit):
             number = signal.SIGINT
             if isinstance(dropped.exc_value, SystemExit):

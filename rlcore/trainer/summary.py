@@ -1,4 +1,4 @@
-"""What came of a run, for the end of the display."""
+"""The summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcore.trainer.run import Run, error_text
 
 
 def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -> dict[str, Any]:
-    """Keys as `rlcore.trackers.console` shows them; what is not known is left out."""
+    """Return the summary of a run for `rlcore.trackers.console`, without unknown values."""
     counters = run.counters
     latest = run.checkpoints.latest()
     directory = _short(run.directory)
@@ -42,5 +42,5 @@ def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -
 
 
 def _short(path: Path) -> Path:
-    """As one would type it here."""
+    """Return the path relative to the working directory, if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,7 +1,7 @@
-"""Taking turns: roles in the rollout's pool leave its devices while it generates, and it leaves them while they train.
+"""Device sharing: models in the rollout's pool are offloaded while it generates; it sleeps while they train.
 
-Whoever is called has the devices. Those that leave have left before those that come begin, so both are never there at
-once; weights travel while the engine is awake, from where the trained role has put them.
+The side that is called gets the devices. One side leaves completely before the other returns, so both never hold them
+at once. Weights are sent while the engine is awake, from the host memory to which the trained role was offloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GIB = 2**30
 
 
 class Turns:
-    """Who has the devices of one pool. Made when the others have left and the engine is awake."""
+    """Decides whether the engine or the models occupy a pool's devices. At first the engine does."""
 
     def __init__(self, rollout: Group, others: Sequence[Group], note: Callable[[str, float], None]) -> None:
         self._rollout, self._others, self._note = rollout, others, note
@@ -30,9 +30,9 @@ class Turns:
             group.before_call = self.take
 
     def take(self, group: Group) -> None:
-        """Give the devices to this group's side, if the other has them.
+        """Give the devices to this group's side, if the other side has them.
 
-        Notes `memory_gb/…`: what is in use on the fullest device before and after.
+        Notes `memory_gb/…`, the memory in use on the fullest device, before and after.
         """
         generates = group is self._rollout
         if generates == self._generating:
@@ -63,13 +63,13 @@ def turn_takers(
     workers: Mapping[str, Resolved],
     plugins: Mapping[str, tuple[type, object]],
 ) -> tuple[str, ...]:
-    """The roles that take turns with the rollout; none where nobody does.
+    """Return the roles that share the rollout's devices, possibly none.
 
     Args:
         plugins: "backend" and "rollout", each with its class and its settings.
 
     Raises:
-        ConfigError: take_turns=always, and it cannot be.
+        ConfigError: take_turns=always, but sharing is not possible.
     """
     pool = placement.get("rollout")
     roles = tuple(
@@ -86,7 +86,7 @@ def turn_takers(
     for kind in unable:
         if not isinstance(plugins[kind][0], TakesTurns):
             logger.warning(
-                "%s does not say that it can leave its device (takes_turns), so %s and rollout hold memory at once",
+                "%s does not declare that it can free its device (takes_turns), so %s and rollout hold memory at once",
                 kind,
                 ", ".join(roles),
             )
@@ -94,7 +94,7 @@ def turn_takers(
 
 
 def _on_cpu(config: Config, pool: str) -> bool:
-    """Return whether turns would free nothing. Where a cluster decides, `start_roles` asks again once it is joined."""
+    """Return whether offloading would free nothing. If a cluster decides, `start_roles` checks again after joining."""
     place = config.pools[pool]
     return not cluster_decides(config.runtime, place) and resolve_device(place.device) == "cpu"
 
@@ -106,12 +106,12 @@ def _able(plugin: type, own: object) -> bool:
 def _check_able(config: Config, pool: str | None, roles: Sequence[str], unable: Sequence[str]) -> None:
     if not roles:
         raise ConfigError(
-            f"take_turns=always, and no model is trained or held in the rollout's pool '{pool}'\n"
-            "Type  placement=colocated   or leave take_turns out"
+            f"take_turns=always, but no model is in the rollout's pool '{pool}'\n"
+            "Type  placement=colocated   or remove take_turns"
         )
     if unable:
         chosen = {"backend": config.backend.name, "rollout": config.rollout.name}[unable[0]]
         raise ConfigError(
-            f"take_turns=always, and {unable[0]}={chosen} does not say that it can leave its device (takes_turns)\n"
+            f"take_turns=always, but {unable[0]}={chosen} does not declare that it can free its device (takes_turns)\n"
             f"Type  take_turns=never   or choose another {unable[0]}"
         )

@@ -210,13 +210,13 @@ def test_truncated_episodes_are_counted_and_logged(train, caplog):
     assert code == 0, stderr
     assert metrics["environment/num_out_of_turns"] == 8.0
     assert metrics["response_length/truncated"] == 1.0
-    assert "8 of 8 episodes met episode.max_turns, the first of prompt 0" in caplog.text
+    assert "8 of 8 episodes reached episode.max_turns, first for prompt 0" in caplog.text
 
 
 REFUSED = [
     (["environment=calculater"], "no environment named 'calculater'."),
     (["environment=e.py:NoStep"], "environment 'NoStep' does not meet the Environment protocol: no method step"),
-    (["environment=e.py:Needs"], "environment 'e.py:Needs' cannot be made: TypeError"),
+    (["environment=e.py:Needs"], "environment 'e.py:Needs' cannot be created: TypeError"),
     (["environment=e.py:Tool"], "tool 'untyped' has no schema"),
     (["environment=e.py:Good", "environment.turn=3"], "environment.turn: no such setting. Did you mean 'turns'?"),
     (
@@ -244,7 +244,7 @@ def test_an_algorithm_that_generates_nothing_refuses_an_environment(train):
     code, stderr, _ = train("environment=e.py:Good", "algorithm=sft", "algorithm.column=digits")
 
     assert code == 2
-    assert "generates nothing\nLeave out  environment" in stderr or "no such setting" in stderr
+    assert "generates nothing\nRemove  environment" in stderr or "no such setting" in stderr
 
 
 def test_two_rewards_with_the_same_name_get_distinct_metrics(train):
