@@ -414,7 +414,7 @@ def test_doctor_refuses_a_plan_that_this_machine_cannot_hold():
     ("check", "variables", "status", "detail", "fix"),
     [
         ("network", {}, "ok", r"lo \(127\.0\.0\.1:\d+\) reaches itself", ""),
-        ("network", {"GLOO_SOCKET_IFNAME": "eth77"}, "broken", "GLOO_SOCKET_IFNAME=eth77; there are ", "unset GLOO_SOCKET_IFNAME"),
+        ("network", {"GLOO_SOCKET_IFNAME": "eth77"}, "broken", "GLOO_SOCKET_IFNAME=eth77 does not exist, only ", "unset GLOO_SOCKET_IFNAME"),
         ("temporary files", {}, "ok", r"GiB free for /", ""),
     ],
     ids=["network", "an interface that is not there", "temporary files"],

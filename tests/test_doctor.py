@@ -80,11 +80,11 @@ def findings(tmp_path_factory) -> dict[str, dict]:
         ("fine-one", "ok", ""),
         ("raising-one", "broken", "failed to import: ZeroDivisionError: division by zero"),
         ("exiting-one", "broken", "failed to import: SystemExit: os._exit(0) was called"),
-        ("leaving-one", "broken", "the process ended with exit code 0 and without an answer"),
+        ("leaving-one", "broken", "the process ended with exit code 0 without an answer"),
         ("dying-one", "broken", "the process was ended by SIGSEGV"),
         ("needy-one", "broken", "    pip install 'needy-one[all]'"),
         ("far-one", "broken", "was written for rlcore>=99"),
-        ("free-one", "warning", "unbounded: says nothing of the rlcore versions"),
+        ("free-one", "warning", "unbounded: does not declare the rlcore versions"),
         ("hidden-one", "disabled", "RLCORE_DISABLE_PLUGINS=hidden-one"),
         ("lame-one", "broken", "does not meet the Tracker protocol: no method start; no method log"),
         ("vague-one", "broken", "'vague_one' is not module:attribute"),
@@ -181,7 +181,7 @@ def test_each_result_is_printed_as_soon_as_it_is_there(site, capsys, monkeypatch
     first, second, summary = capsys.readouterr().out.splitlines()
     assert first.startswith("ok        reward next-one (next-one 1.0)")
     assert second.startswith("ok        reward last-one (last-one 1.0)")
-    assert summary == "2 checks: all in order"
+    assert summary == "2 checks: all ok"
 
 
 def test_what_is_being_checked_is_named_on_stderr(site, capsys):
@@ -376,8 +376,8 @@ def test_little_shared_memory_is_a_remark(monkeypatch):
         ("1", None),
         (str(len(os.sched_getaffinity(0))), None),
         ("", "OMP_NUM_THREADS is not set: each process starts"),
-        ("4096", "OMP_NUM_THREADS=4096, and there are"),
-        ("many", "OMP_NUM_THREADS=many, and there are"),
+        ("4096", "OMP_NUM_THREADS=4096, but there are"),
+        ("many", "OMP_NUM_THREADS=many, but there are"),
     ],
 )
 def test_threads_are_compared_with_the_cores(monkeypatch, words, remark):
@@ -394,9 +394,9 @@ def test_threads_are_compared_with_the_cores(monkeypatch, words, remark):
 @pytest.mark.parametrize(
     ("check", "package", "error", "words", "fix"),
     [
-        ("torch", "torch", machine.Fault, "1.0, and rlcore needs >=", "pip install 'torch>="),
-        ("ray", "ray", machine.Remark, "1.0, and rlcore needs .*; only runtime=local works", "pip install 'ray>="),
-        ("requirements", "pluggy", machine.Fault, "1.0, and rlcore needs", "pip install 'pluggy>="),
+        ("torch", "torch", machine.Fault, "1.0, but rlcore needs >=", "pip install 'torch>="),
+        ("ray", "ray", machine.Remark, "1.0, but rlcore needs .*; only runtime=local works", "pip install 'ray>="),
+        ("requirements", "pluggy", machine.Fault, "1.0, but rlcore needs", "pip install 'pluggy>="),
     ],
 )
 def test_a_version_that_the_metadata_does_not_admit_names_the_one_to_install(site, check, package, error, words, fix):

@@ -21,7 +21,7 @@ LISTED = """\
 KIND     NAME    PACKAGE       VERSION  STATUS
 reward   broken  broken-one    1.0      ok
 reward   far     far-one       3.0      incompatible: needs rlcore>=99
-reward   free    free-one      1.0      unbounded: says nothing of the rlcore versions that it needs
+reward   free    free-one      1.0      unbounded: does not declare the rlcore versions that it needs
 reward   hidden  hidden-one    1.0      disabled: RLCORE_DISABLE_PLUGINS=hidden-one
 reward   needy   needy-one     1.0      incomplete: pip install 'no-such-library<3,>=2'
 reward   slow    slow-one      1.0      ok
@@ -29,7 +29,7 @@ reward   twice   alpha-one     1.0      duplicate: also omega-one 2.0; use twice
 reward   twice   omega-one     2.0      duplicate: also alpha-one 1.0; use twice@omega-one
 reward   vague   vague-one     1.0      broken: 'vague' is not module:attribute
 rewards  plural  plural-one    1.0      broken: no kind 'rewards'. Did you mean 'reward'?
-Not imported. To test that they load:  rlcore doctor --plugins
+Plugins were not imported. To check that they load:  rlcore doctor --plugins
 """
 
 

@@ -36,10 +36,10 @@ def test_samples_come_back_in_the_order_of_the_requests():
 @pytest.mark.parametrize(
     ("answers", "fault"),
     [
-        ((0, 1), "2 samples for 3 requests: 1 requests without one, 0 samples twice, 0 that nobody asked for"),
-        ((0, 1, 2, 1), "4 samples for 3 requests: 0 requests without one, 1 samples twice, 0 that nobody asked for"),
-        ((0, 1, 2, 9), "4 samples for 3 requests: 0 requests without one, 0 samples twice, 1 that nobody asked for"),
-        ((0, 1, 1), "3 samples for 3 requests: 1 requests without one, 1 samples twice, 0 that nobody asked for"),
+        ((0, 1), "2 samples for 3 requests: 1 requests without one, 0 samples twice, 0 for unknown requests"),
+        ((0, 1, 2, 1), "4 samples for 3 requests: 0 requests without one, 1 samples twice, 0 for unknown requests"),
+        ((0, 1, 2, 9), "4 samples for 3 requests: 0 requests without one, 0 samples twice, 1 for unknown requests"),
+        ((0, 1, 1), "3 samples for 3 requests: 1 requests without one, 1 samples twice, 0 for unknown requests"),
     ],
 )
 def test_a_sample_too_few_or_too_many_is_an_error_of_the_engine(answers, fault):

@@ -1,8 +1,8 @@
-"""The command `rlcore`. Each sub-command is one module of this package with `main(argv) -> int`, imported when it is typed.
+"""The command `rlcore`. Each subcommand is one module of this package with `main(argv) -> int`, imported on use.
 
-Exit codes: 0; 1 the run failed; 2 the input is wrong (message only, traceback with --traceback); 130 ctrl-C,
-also when the run wrote its checkpoint; 141 nobody reads the output any more. SIGTERM: 0 when the run wrote its
-checkpoint, 143 before its first step.
+Exit codes: 0 success; 1 the run failed; 2 the input is wrong (message only; --traceback adds the traceback);
+130 ctrl-C, even if the run wrote its checkpoint; 141 the reader of the output has closed it. SIGTERM: 0 if the run
+wrote its checkpoint, 143 before its first step.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": "train a model",
     "eval": "score a model or a checkpoint on held-out prompts",
-    "list-plugins": "what is installed, without importing it",
-    "config": "print the composed configuration and who provided what",
-    "doctor": "check this machine, and that every plugin loads",
+    "list-plugins": "list installed plugins without importing them",
+    "config": "print the composed configuration and the source of each value",
+    "doctor": "check this machine and that every plugin loads",
     "export": "write a checkpoint as a Hugging Face directory",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a sub-command; returns the exit code."""
+    """Run a subcommand and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(name: str, arguments: list[str]) -> int:
-    """Run a command; errors become messages and exit codes."""
+    """Run a command and convert errors to messages and exit codes."""
     from rlcore.errors import RlcoreError, UserError
 
     try:
@@ -47,7 +47,7 @@ def _guarded(name: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read the output has seen enough, as in `| head`
+    except BrokenPipeError:  # the reader closed the pipe, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except RlcoreError as error:
@@ -63,20 +63,20 @@ def _guarded(name: str, arguments: list[str]) -> int:
             print(note, file=sys.stderr)
         return 1
     except (OSError, MemoryError) as error:
-        message = _about_the_machine(error)
+        message = _resource_message(error)
         if not message or "--traceback" in arguments:
             raise
         print(f"error: {message}", file=sys.stderr)
         return 1 if isinstance(error, MemoryError) else 2
 
 
-def _about_the_machine(error: OSError | MemoryError) -> str:
-    """Return a message for what a setting asked too much of; empty for an error that needs its traceback."""
+def _resource_message(error: OSError | MemoryError) -> str:
+    """Return a message for a setting that exceeds a limit of the machine, or "" if the traceback is needed."""
     if isinstance(error, MemoryError):
         return (
             "this machine has no more memory for this process\n"
-            "Ask for less: trainer.prompts_per_step, sampling.samples_per_prompt or a smaller data set; "
-            "--traceback shows where"
+            "Lower trainer.prompts_per_step or sampling.samples_per_prompt, or use a smaller dataset; "
+            "--traceback shows where it failed"
         )
     if error.errno == errno.ENAMETOOLONG:
         return f"{error.strerror}: '{str(error.filename)[:60]}…'\nType a shorter name or path."
@@ -113,8 +113,8 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "  for authors, from the package rlcore-workbench: new-plugin, check, try, migrate",
-            "  rlcore COMMAND --help shows each with an example; rlcore --version",
+            "  for plugin authors, from the package rlcore-workbench: new-plugin, check, try, migrate",
+            "  rlcore COMMAND --help shows each command with examples; rlcore --version",
             "",
             "example: rlcore train preset=quickstart",
         ]

@@ -1,4 +1,4 @@
-"""`rlcore config`: print the config that the same settings would train with, and who gave what."""
+"""`rlcore config`: print the config that the given settings compose, and the source of each value."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Sequence
 _EXAMPLES = """\
 examples:
   rlcore config                                            every setting with its default
-  rlcore config preset=quickstart algorithm=ppo            what a preset and a choice come to
-  rlcore config preset=gsm8k model.path=DIR > run.yaml     keep it; then: rlcore train preset=run.yaml
+  rlcore config preset=quickstart algorithm=ppo            a preset with another algorithm
+  rlcore config preset=gsm8k model.path=DIR > run.yaml     save it for  rlcore train preset=run.yaml
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rlcore config",
-        description="Print the composed config. Settings are key=value, as for rlcore train; ??? is yours to give.",
+        description="Print the composed config. Settings are key=value, as for rlcore train; ??? marks required ones.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
-    parser.add_argument("--json", action="store_true", help="as JSON, with the providers under a key of their own")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument("--json", action="store_true", help="as JSON, with the sources under a separate key")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_intermixed_args(list(argv))
 
     from rlcore.config.compose import compose

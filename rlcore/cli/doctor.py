@@ -1,7 +1,7 @@
-"""`rlcore doctor`: is this machine in order, and does every plugin load?
+"""`rlcore doctor`: check this machine, the settings of a run, and that every plugin loads.
 
-All of it runs in child processes (rlcore/cli/isolated.py). One child does the checks of one package in turn; when it
-crashes, or one check passes its deadline, that check is broken and a new child goes on with the next.
+All checks run in child processes (rlcore/cli/isolated.py), one child per package. If it crashes or a check exceeds its
+deadline, that check is reported as broken and a new child continues with the next.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rlcore.registry.catalog import catalog, normalise
 SETTINGS = ("settings", "model", "tokenizer", "data", "reward", "plan")
 """The checks of rlcore/cli/settings.py."""
 _AT_ONCE = min(4, os.cpu_count() or 1)
-"""Packages that are checked side by side."""
+"""Number of packages that are checked at the same time."""
 SLOW_S = 10.0
-"""A plugin that takes longer to import than this, with all that it imports, is called slow."""
+"""Import time, including dependencies, above which a plugin is reported as slow."""
 _EXAMPLES = """\
 examples:
   rlcore doctor                          this machine
-  rlcore doctor --plugins                and every installed plugin
+  rlcore doctor --plugins                also every installed plugin
   rlcore doctor model.path=DIR data.train=train.jsonl reward=gsm8k
   rlcore doctor rlcore-vllm              the plugins of one package, with tracebacks
   rlcore doctor --plugins --json | jq '.[] | select(.status == "broken")'
@@ -43,10 +43,10 @@ examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found, and one object of --json; keys are only ever added."""
+    """Result of one check, and one object of --json; keys may be added but not removed."""
 
     kind: str
-    """machine, settings, or the kind of a plugin."""
+    """machine, settings, or a plugin kind."""
     name: str
     package: str = ""
     version: str = ""
@@ -55,13 +55,13 @@ class Finding:
     """ok, slow, warning, disabled or broken."""
     detail: str = ""
     fix: str = ""
-    """The line to type."""
+    """The command to type."""
     seconds: float = 0.0
     traceback: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; exit code 1 when something is broken."""
+    """Run the command and return exit code 1 if anything is broken."""
     options = _parser().parse_intermixed_args(list(argv))
     settings = [word for word in options.words if "=" in word]
     packages = [word for word in options.words if "=" not in word]
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 def side_by_side(
     batches: Sequence[Sequence[Finding]], check: Callable[..., list[Finding]], at_once: int
 ) -> Generator[Finding, None, None]:
-    """Yield the findings of each batch when it is done; closing the iterator ends the child processes."""
+    """Yield the findings of each batch when it is finished; closing the iterator ends the child processes."""
     stop = threading.Event()
     with ThreadPoolExecutor(at_once) as pool:
         try:
@@ -119,7 +119,7 @@ def check_all(
     settings: Sequence[str] = (),
     is_over: Callable[[], bool] = bool,
 ) -> list[Finding]:
-    """Fill in the findings, in child processes."""
+    """Run the checks in child processes and return the completed findings."""
     subject = checks[0].package or f"the {checks[0].kind}"
     print(f"checking {subject}: {', '.join(_name(check) for check in checks)} ...", file=sys.stderr, flush=True)
     found = [finding for finding in checks if finding.status in ("disabled", "broken")]
@@ -127,15 +127,15 @@ def check_all(
     while left and not is_over():
         jobs = [(it.kind, it.name, it.package) for it in left]
         answers, reason, printed = run_jobs(jobs, timeout_s, output, settings, is_over)
-        found += [_judged(finding, answer) for finding, answer in zip(left, answers)]
+        found += [_completed(finding, answer) for finding, answer in zip(left, answers)]
         left = left[len(answers) :]
         if left:
-            found.append(_lost(left.pop(0), reason, printed, timeout_s))
+            found.append(_failed(left.pop(0), reason, printed, timeout_s))
     return found
 
 
 def _unchecked(row: Row) -> Finding:
-    """A plugin before its check; what the metadata already tells stands."""
+    """Return the finding of a plugin before its check, with what the metadata already shows."""
     finding = Finding(kind=row.kind, name=row.name, package=row.package, version=row.version, target=row.target)
     if row.status == "broken":
         return replace(finding, status="broken", detail=row.detail, fix=f"pip install -U {row.package}")
@@ -145,16 +145,16 @@ def _unchecked(row: Row) -> Finding:
     return replace(finding, status="warning", detail=f"{row.status}: {row.detail}") if remark else finding
 
 
-def _lost(finding: Finding, reason: str, printed: str, timeout_s: float) -> Finding:
-    """A check that brought its process down, or never ended."""
+def _failed(finding: Finding, reason: str, printed: str, timeout_s: float) -> Finding:
+    """Return the finding of a check that crashed its process or never finished."""
     fix = f"rlcore doctor {finding.package} --timeout {timeout_s * 4:g}".replace("  ", " ")
     if "no answer in" not in reason:
         fix = f"pip install --force-reinstall {finding.package}" if finding.package else ""
     return replace(finding, status="broken", detail=reason, fix=fix, traceback=printed[-4000:])
 
 
-def _judged(finding: Finding, answer: Mapping[str, Any]) -> Finding:
-    """A check that was answered; what was remarked before stands, when there is nothing worse."""
+def _completed(finding: Finding, answer: Mapping[str, Any]) -> Finding:
+    """Return the finding of a finished check; keep what the metadata already shows unless there is a worse problem."""
     if answer["status"] == "ok" and finding.package and answer["seconds"] > SLOW_S:
         fix = f"python -X importtime -c 'import {finding.target.partition(':')[0]}'"
         return replace(finding, status="slow", detail=f"loads in {answer['seconds']:.1f} s", fix=fix)
@@ -177,11 +177,11 @@ def _lines(finding: Finding, width: int, *, traceback: bool) -> list[str]:
 def _summary(findings: Sequence[Finding]) -> str:
     counts = {status: sum(it.status == status for it in findings) for status in ("broken", "slow", "warning")}
     bad = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
-    return f"{len(findings)} checks: {bad or 'all in order'}"
+    return f"{len(findings)} checks: {bad or 'all ok'}"
 
 
 def _place(finding: Finding) -> tuple[str, ...]:
-    """Return the key that sorts plugins by kind and name, and keeps the checks of machine and settings before them."""
+    """Return the sort key: first the checks of machine and settings, then plugins by kind and name."""
     return (finding.kind, finding.name, finding.package) if finding.package else ()
 
 
@@ -196,7 +196,7 @@ def _title(finding: Finding) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlcore doctor",
-        description="Check this machine and, each in a process with a deadline, that plugins load and meet their protocol.",
+        description="Check this machine, and that plugins load and meet their protocol, in processes with a deadline.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -204,11 +204,11 @@ def _parser() -> argparse.ArgumentParser:
         "words",
         nargs="*",
         metavar="PACKAGE | key=value",
-        help="only plugins of this name or package; settings of a run",
+        help="only plugins of this name or package; or settings of a run",
     )
-    parser.add_argument("--plugins", action="store_true", help="all plugins, too")
+    parser.add_argument("--plugins", action="store_true", help="also check all plugins")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for each check (default 60)")
-    parser.add_argument("--output", default="outputs", metavar="DIR", help="where runs will lie (default outputs)")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument("--output", default="outputs", metavar="DIR", help="directory of future runs (default outputs)")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     return parser

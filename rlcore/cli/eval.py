@@ -27,7 +27,7 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rlcore eval",
         description="Score a checkpoint or a model on the prompts of data.eval. Settings are key=value, as for train.",
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     parser.add_argument("--samples", type=Path, metavar="FILE", help="write every sample with its reward, as JSONL")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_intermixed_args(list(argv))
 
     from rlcore.cli.machine import writable
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _located(path: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """The model directory, and the settings of the run when it is a checkpoint; exported first if need be."""
+    """Yield the model directory, and the settings of the run if it is a checkpoint, which is exported if needed."""
     from rlcore.trainer.export import export, find_checkpoint, is_model
 
     if (path / "config.json").is_file():
@@ -78,7 +78,7 @@ def _located(path: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
 def _run(
     model: Path, base: dict[str, Any] | None, overrides: Sequence[str], samples: Path | None
 ) -> tuple[dict[str, float], float]:
-    """Start the rollout and the rewards, nothing else, and evaluate once."""
+    """Start only the rollout and the rewards, and evaluate once."""
     from rlcore.controller.runtime import make_runtime
     from rlcore.hooks.manager import Hooks
     from rlcore.trainer.evaluate import evaluate
@@ -103,7 +103,7 @@ def _run(
 
 
 def _config(model: Path, base: dict[str, Any] | None, overrides: Sequence[str]) -> Config:
-    """The prompts of data.eval stand where a run has those of data.train."""
+    """Compose the config, with the prompts of data.eval in place of data.train."""
     from rlcore.config.compose import compose
     from rlcore.config.schema import Choice
     from rlcore.errors import ConfigError
@@ -114,7 +114,7 @@ def _config(model: Path, base: dict[str, Any] | None, overrides: Sequence[str]) 
     if not config.data.eval:
         raise ConfigError("no held-out prompts are given.\nType  data.eval=FILE")
     data = replace(config.data, train=config.data.eval, eval="")
-    plain = Choice(name="grpo")  # only rollout and rewards are started, whatever the model was trained with
+    plain = Choice(name="grpo")  # the training algorithm does not matter: only rollout and rewards are started
     return replace(config, data=data, run=replace(config.run, resume="never"), algorithm=plain)
 
 

@@ -1,4 +1,4 @@
-"""`rlcore export`: a checkpoint as a Hugging Face directory."""
+"""`rlcore export`: write a checkpoint as a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rlcore export",
         description="Write the model of a checkpoint, with its tokenizer, as a directory in Hugging Face layout.",
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("checkpoint", type=Path, help="a run, or one of its checkpoints")
     parser.add_argument("directory", type=Path, help="a new directory")
     parser.add_argument("--role", default="actor", help="actor (default) or critic")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_args(list(argv))
 
     from rlcore.trainer.export import export, find_checkpoint

@@ -1,6 +1,6 @@
-"""Checks in a process of their own: `run_jobs` is the parent's end, `main` the child's.
+"""Checks in a separate process: `run_jobs` runs in the parent, `main` in the child.
 
-The child appends one line of JSON to a file for each check, so what it prints, starts or breaks cannot spoil the answers.
+The child appends one line of JSON per check to a file, so that its output or a crash cannot corrupt the results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run_jobs(
     settings: Sequence[str] = (),
     is_over: Callable[[], bool] = bool,
 ) -> tuple[list[dict[str, Any]], str, str]:
-    """Do jobs (kind, name, package) in one child; returns its answers, why there are no more, and what it printed."""
+    """Run jobs (kind, name, package) in one child; return its answers, the reason for missing ones, and its output."""
     with tempfile.TemporaryDirectory(prefix="rlcore-doctor-") as folder:
         answers, printed = Path(folder, "answers"), Path(folder, "printed")
         answers.touch()
@@ -60,7 +60,7 @@ def _wait(
     timeout_s: float,
     is_over: Callable[[], bool],
 ) -> str:
-    """Wait for the answers, or until there will be no more; return the reason why some are missing."""
+    """Wait until all answers are there or no more can follow; return the reason why some are missing."""
     seen, since = 0, time.monotonic()
     while child.poll() is None:
         if progress() != seen:
@@ -74,11 +74,11 @@ def _wait(
         time.sleep(0.02)
     if child.returncode < 0:
         return f"the process was ended by {signal.Signals(-child.returncode).name}"
-    return f"the process ended with exit code {child.returncode} and without an answer"
+    return f"the process ended with exit code {child.returncode} without an answer"
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End the child and what it started."""
+    """Kill the child and all processes that it started."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -88,7 +88,7 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def main(answers: str, output: str, jobs: str, *settings: str) -> None:
-    """Do the jobs [kind, name, package] and append an answer for each to a file."""
+    """Run the jobs [kind, name, package] and append an answer for each to a file."""
     for kind, name, package in json.loads(jobs):
         began = time.monotonic()
         if kind in ("machine", "settings"):
@@ -106,13 +106,13 @@ def _answer(check: Callable[[str], str], output: str) -> dict[str, Any]:
         return {"status": "ok", "detail": check(output)}
     except Remark as remark:
         return {"status": remark.status, "detail": str(remark), "fix": remark.fix}
-    except BaseException as error:  # a plugin may raise anything, and the next one must have its turn
+    except BaseException as error:  # a plugin may raise anything, and the next one must still be checked
         text = str(error) if isinstance(error, RlcoreError) else f"{type(error).__name__}: {error}"
         return {"status": "broken", "detail": text, "traceback": traceback.format_exc()}
 
 
 def _plugin(kind: str, name: str, package: str, _: str) -> str:
-    """Import a plugin and compare it with its protocol; hooks are registered and do their health checks, too."""
+    """Import a plugin and check its protocol; also register hooks and run their health checks."""
     reference = f"{name}@{package}"
     if kind == "config":
         return _config(name, package)
@@ -134,7 +134,7 @@ def _health(name: str, run: Callable[[], str], fix: str) -> str:
 
 
 def _config(name: str, package: str) -> str:
-    """A package with conf/, found without importing it."""
+    """Check that a package has YAML files in conf/, without importing it."""
     from importlib.util import find_spec
 
     from rlcore.registry import catalog

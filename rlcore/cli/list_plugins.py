@@ -1,4 +1,4 @@
-"""`rlcore list-plugins`: what is installed, read from package metadata; nothing is imported, so nothing can break it."""
+"""`rlcore list-plugins`: list installed plugins from package metadata, without importing any, so none can break it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from rlcore.registry.known import KNOWN_PACKAGES
 _EXAMPLES = """\
 examples:
   rlcore list-plugins --kind rollout
-  rlcore list-plugins --all                        with known plugins that are not installed
-  rlcore list-plugins --freeze > plugins.txt       one set for every node: pip install -r plugins.txt
+  rlcore list-plugins --all                        also known plugins that are not installed
+  rlcore list-plugins --freeze > plugins.txt       the same set for every node: pip install -r plugins.txt
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Entry):
-    """One line of the list, and one object of --json; keys are only ever added."""
+    """One line of the list and one object of --json; keys may be added but not removed."""
 
     status: str
     """ok, unbounded, duplicate, shadowed, incompatible, incomplete, disabled, broken or not installed."""
@@ -38,18 +38,18 @@ class Row(Entry):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; exit code 0 whatever the plugins are."""
+    """Run the command and return exit code 0, even if plugins are broken."""
     parser = argparse.ArgumentParser(
         prog="rlcore list-plugins",
-        description="List plugins from package metadata, without importing one.",
+        description="List plugins from package metadata, without importing them.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--kind", help=f"only one kind: {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
     parser.add_argument("--freeze", action="store_true", help="packages with versions, for pip install -r")
-    parser.add_argument("--all", action="store_true", help="known plugins that are not installed, too")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument("--all", action="store_true", help="also known plugins that are not installed")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_args(list(argv))
     if options.kind and options.kind not in KINDS:
         raise ConfigError(
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def list_plugins(plugins: Catalog, *, absent: bool) -> list[Row]:
-    """Every installed plugin with its status; with `absent`, known ones that are not installed too."""
+    """Return every installed plugin with its status; with `absent`, also known ones that are not installed."""
     counts = Counter((entry.kind, entry.name) for entry in plugins.entries if plugins.hidden(entry) is None)
     rows = [_row(plugins, entry, counts[entry.kind, entry.name]) for entry in plugins.entries]
     if absent:
@@ -108,18 +108,20 @@ def _status(plugins: Catalog, entry: Entry, providers: int) -> tuple[str, str]:
     lacking = _lacking(entry.package)
     if lacking:
         return "incomplete", f"pip install {' '.join(shlex.quote(it) for it in lacking)}"
-    return ("ok", "") if entry.requires else ("unbounded", "says nothing of the rlcore versions that it needs")
+    return ("ok", "") if entry.requires else ("unbounded", "does not declare the rlcore versions that it needs")
 
 
 @functools.cache
 def _lacking(package: str) -> tuple[str, ...]:
-    """What the package requires and is not there: neither a distribution nor a module of that name, as some libraries are
-    published under several names. Versions are for the plugin to compare when it starts."""
+    """Return the requirements of a package that are missing, regardless of versions, which the plugin checks itself.
+
+    A requirement is present if a distribution or a module has its name: some libraries have several distributions.
+    """
     import importlib_metadata as metadata
 
     try:
         lines = metadata.requires(package) or []
-    except metadata.PackageNotFoundError:  # of a catalog that is not this environment's
+    except metadata.PackageNotFoundError:  # the catalog is that of another environment
         return ()
     lacking = []
     for line in lines:
@@ -129,7 +131,7 @@ def _lacking(package: str) -> tuple[str, ...]:
             or "extra ==" in condition
             or importlib.util.find_spec(re.sub(r"[-.]", "_", name[0])) is not None
         ):
-            continue  # what is no requirement at all is for pip to refuse; to parse the rest costs most of this command
+            continue  # skip invalid lines, and parse only if needed: parsing takes most of this command's time
         wanted = _requirement(line)
         if wanted is None or (wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})):
             continue
@@ -141,7 +143,7 @@ def _lacking(package: str) -> tuple[str, ...]:
 
 
 def _requirement(line: str) -> Any:
-    """None where pip would refuse it; `rlcore doctor --plugins` shows what that means."""
+    """Parse a requirement; None if it is invalid, which `rlcore doctor --plugins` reports."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -164,4 +166,4 @@ def _table(rows: Sequence[Row]) -> str:
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(4)]
     lines = ["  ".join([*(f"{text:<{width}}" for text, width in zip(line, widths)), line[4]]) for line in cells]
-    return "\n".join([*lines, "Not imported. To test that they load:  rlcore doctor --plugins"])
+    return "\n".join([*lines, "Plugins were not imported. To check that they load:  rlcore doctor --plugins"])

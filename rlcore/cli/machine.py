@@ -1,6 +1,6 @@
-"""Is this machine in order? Each check returns what it found, or raises a `Remark` or a `Fault` with the line to type.
+"""Checks of this machine. Each returns its result, or raises a `Remark` or a `Fault` with the line to type.
 
-Called by rlcore/cli/isolated.py, in a process of its own: a driver that hangs is met here, not in a run.
+Called by rlcore/cli/isolated.py in a separate process, which a hanging driver cannot block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GIB = 2**30
 
 
 class Remark(Exception):
-    """Something that works, but not well; with the line to type."""
+    """Something that works, but not well, with the line to type."""
 
     status = "warning"
 
@@ -37,7 +37,7 @@ class Fault(Remark):
 
 
 def _requirements() -> dict[str, Any]:
-    """Package -> the versions that rlcore's own metadata asks for."""
+    """Return package -> version specifier from rlcore's own metadata."""
     import importlib_metadata as metadata
     from packaging.requirements import Requirement
 
@@ -46,7 +46,7 @@ def _requirements() -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
-    """The installed version, when rlcore can work with it."""
+    """Return the installed version of a package; raise a Fault if rlcore does not support it."""
     import importlib_metadata as metadata
 
     wanted = _requirements().get(package, "")
@@ -55,7 +55,7 @@ def _version(package: str) -> str:
     except metadata.PackageNotFoundError:
         raise Fault("is not installed", f"pip install '{package}{wanted}'") from None
     if wanted and not wanted.contains(found, prereleases=True):
-        raise Fault(f"{found}, and rlcore needs {wanted}", f"pip install '{package}{wanted}'")
+        raise Fault(f"{found}, but rlcore needs {wanted}", f"pip install '{package}{wanted}'")
     return str(found)
 
 
@@ -66,7 +66,7 @@ def _python(_: str) -> str:
     wanted = metadata.metadata("rlcore")["Requires-Python"]
     found = platform.python_version()
     if not SpecifierSet(wanted).contains(found, prereleases=True):
-        raise Fault(f"{found}, and rlcore needs {wanted}", "python3.11 -m venv .venv")
+        raise Fault(f"{found}, but rlcore needs {wanted}", "python3.11 -m venv .venv")
     return f"{found} ({sys.executable})"
 
 
@@ -83,7 +83,7 @@ def _ray(_: str) -> str:
 
 
 def _devices(_: str) -> str:
-    """Each GPU multiplies two matrices."""
+    """Check each GPU by multiplying two matrices."""
     import torch
 
     if not torch.cuda.is_available():
@@ -93,15 +93,15 @@ def _devices(_: str) -> str:
             ones = torch.ones(64, 64, device=f"cuda:{index}")
             found = float((ones @ ones).sum())
         except RuntimeError as error:
-            raise Fault(f"cuda:{index} does not answer: {error}", f"nvidia-smi -i {index}") from error
+            raise Fault(f"cuda:{index} does not work: {error}", f"nvidia-smi -i {index}") from error
         if found != 64**3:
-            raise Fault(f"cuda:{index} computes {found} where {64**3} is right", f"nvidia-smi -i {index} -q -d ECC")
+            raise Fault(f"cuda:{index} computes {found} instead of {64**3}", f"nvidia-smi -i {index} -q -d ECC")
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"
 
 
 def writable(folder: Path) -> bool:
-    """Whether a folder, which need not be there yet, can be made and written."""
+    """Return whether a directory, which may not exist yet, can be created and written."""
     there = _existing(folder)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
@@ -111,7 +111,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _disk(output: str) -> str:
-    """Room for checkpoints where runs will lie."""
+    """Check that the directory of runs has space for checkpoints."""
     folder = Path(output).absolute()
     if not writable(folder):
         raise Fault(f"{folder} cannot be written", "rlcore train run.directory=DIR ...")
@@ -125,17 +125,17 @@ def _disk(output: str) -> str:
 
 
 def _shared_memory(_: str) -> str:
-    """Ray's object store and the collectives live there."""
+    """Check the space in /dev/shm for Ray's object store and collectives."""
     if not Path("/dev/shm").is_dir():
         return "this system has no /dev/shm"
     free = shutil.disk_usage("/dev/shm").free / _GIB
     if free < 1:
-        raise Remark(f"{free:.2f} GiB free in /dev/shm; batches spill to the disk", "docker run --shm-size=8g ...")
+        raise Remark(f"{free:.2f} GiB free in /dev/shm; batches spill to disk", "docker run --shm-size=8g ...")
     return f"{free:.1f} GiB free in /dev/shm"
 
 
 def _temporary(_: str) -> str:
-    """Ray's sockets and sessions, and what the doctor itself writes."""
+    """Check the space for temporary files, which Ray's sockets and sessions and the doctor itself need."""
     import tempfile
 
     try:
@@ -151,31 +151,31 @@ def _temporary(_: str) -> str:
 
 
 def _network(_: str) -> str:
-    """Check the interface of a local Ray cluster, and the one that a cluster of several machines would use here."""
+    """Check the interface of a local Ray cluster, and the one for clusters of several machines."""
     from rlcore.controller.network import address_of, address_towards, interface_of
 
     names = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or next(name for name in names if name.startswith("lo"))
     if chosen not in names:
-        raise Fault(f"GLOO_SOCKET_IFNAME={chosen}; there are {', '.join(names)}", "unset GLOO_SOCKET_IFNAME")
+        raise Fault(f"GLOO_SOCKET_IFNAME={chosen} does not exist, only {', '.join(names)}", "unset GLOO_SOCKET_IFNAME")
     if sys.platform != "linux":
-        return f"{chosen}; pools over several machines need Linux"
+        return f"{chosen}; pools on several machines need Linux"
     try:
         text = f"{chosen} ({_reached(address_of(chosen) or 'no address')}) reaches itself"
     except OSError as error:
-        raise Fault(f"{chosen} does not reach itself: {error}", "export GLOO_SOCKET_IFNAME=lo") from error
+        raise Fault(f"{chosen} cannot reach itself: {error}", "export GLOO_SOCKET_IFNAME=lo") from error
     try:
-        outer = address_towards("192.0.2.1")  # of no machine: like Ray, ask for the default route
+        outer = address_towards("192.0.2.1")  # a reserved address, to find the default route like Ray
     except OSError:
         return f"{text}; no default route: to join other machines, ray start needs --node-ip-address=ADDRESS"
     try:
         return f"{text}; so does {interface_of(outer)} ({_reached(outer)}), which leads to other machines"
     except OSError as error:
-        raise Remark(f"{text}; {outer} does not: {error}", "ray start --node-ip-address=ADDRESS ...") from error
+        raise Remark(f"{text}; {outer} cannot: {error}", "ray start --node-ip-address=ADDRESS ...") from error
 
 
 def _reached(address: str) -> str:
-    """Connect to this address at a free port; return both."""
+    """Connect to a free port of this address and return address:port."""
     with socket.create_server((address, 0)) as server:
         port = server.getsockname()[1]
         socket.create_connection((address, port), timeout=5).close()
@@ -183,7 +183,7 @@ def _reached(address: str) -> str:
 
 
 def _ray_start(_: str) -> str:
-    """A cluster of one's own with one host, as a run starts it."""
+    """Start a one-host local Ray cluster, as a run would."""
     from rlcore.controller.pool import PoolConfig, available_cores
     from rlcore.controller.runtime import RuntimeConfig, make_runtime
 
@@ -197,8 +197,8 @@ def _ray_start(_: str) -> str:
         runtime.wait([runtime.submit("main", 0, "free_port")], "the first call", 60.0)
     finally:
         runtime.shutdown()
-    cores = f"{available_cores()} of {os.cpu_count()} cores, as affinity and cgroup allow"
-    return f"a host answers after {time.monotonic() - began:.1f} s; {cores}"
+    cores = f"{available_cores()} of {os.cpu_count()} cores, limited by affinity and cgroup"
+    return f"a host responds after {time.monotonic() - began:.1f} s; {cores}"
 
 
 def _threads(_: str) -> str:
@@ -207,7 +207,7 @@ def _threads(_: str) -> str:
     if not words:
         raise Remark(f"OMP_NUM_THREADS is not set: each process starts {cores} threads", "export OMP_NUM_THREADS=1")
     if not words.isdigit() or int(words) > cores:
-        raise Remark(f"OMP_NUM_THREADS={words}, and there are {cores} cores", f"export OMP_NUM_THREADS={cores}")
+        raise Remark(f"OMP_NUM_THREADS={words}, but there are {cores} cores", f"export OMP_NUM_THREADS={cores}")
     return f"OMP_NUM_THREADS={words} of {cores} cores"
 
 

@@ -1,6 +1,6 @@
-"""Are the settings of a run in order? Each check looks at one thing, so that all that is wrong is said at once.
+"""Checks of a run's settings, one per topic, so that all problems are reported at once.
 
-Called by rlcore/cli/isolated.py, in a process of its own, for `rlcore doctor key=value ...`.
+Called by rlcore/cli/isolated.py, in a separate process, for `rlcore doctor key=value ...`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_settings(name: str, settings: Sequence[str], _: str) -> str:
-    """Do one check of CHECKS; what the user can mend is a Fault with the line to type."""
+    """Run one check of CHECKS; raise a Fault with the line to type for anything that the user can fix."""
     from rlcore.config.compose import compose
     from rlcore.quickstart import locate_assets
 
@@ -24,7 +24,7 @@ def check_settings(name: str, settings: Sequence[str], _: str) -> str:
         config = locate_assets(compose(settings, complete=False).config)
     except UserError as error:
         if name != "settings":
-            raise Remark("not looked at, as the settings are wrong") from error
+            raise Remark("not checked, because the settings are wrong") from error
         raise _fault(error) from error
     try:
         return _plan(settings) if name == "plan" else CHECKS[name](config)
@@ -71,7 +71,7 @@ def _data(config: Config) -> str:
     try:
         load_tokenizer(_given(config.model.path, "model.path"))
     except (ModelError, Remark) as error:
-        raise Remark(f"{', '.join(files)} can be read; without a tokenizer the prompts are not looked at") from error
+        raise Remark(f"{', '.join(files)} can be read; the prompts are not checked without a tokenizer") from error
     return "; ".join(f"{it.name}: {len(it.batch):,} prompts" for it in (load_prompts(config, file) for file in files))
 
 
@@ -86,7 +86,7 @@ def _reward(config: Config) -> str:
 
 
 def _plan(settings: Sequence[str]) -> str:
-    """What `rlcore train --dry-run` checks, and that this machine holds it."""
+    """Run the checks of `rlcore train --dry-run`, including that the run fits this machine."""
     from rlcore.cli.train import check_devices, plan_run
 
     plan, _ = plan_run(settings)

@@ -1,4 +1,4 @@
-"""`rlcore train`: compose, plan, launch, train, say what came of it."""
+"""`rlcore train`: compose, plan, launch, train, print a summary."""
 
 from __future__ import annotations
 
@@ -20,32 +20,30 @@ logger = logging.getLogger(__name__)
 _EXAMPLES = """\
 examples:
   rlcore train preset=quickstart                           a tiny model that learns to sort, about a minute
-  rlcore train preset=quickstart runtime=local             the same in one process, for a debugger
+  rlcore train preset=quickstart runtime=local             the same in one process, for debugging
   rlcore train model.path=DIR data.train=train.jsonl data.eval=test.jsonl reward=gsm8k
-  rlcore train ... reward=my_rewards.py:score              a reward of your own
+  rlcore train ... reward=my_rewards.py:score              your own reward
   rlcore train ... --dry-run                               check everything, print the plan, stop
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="rlcore train",
-        description="Train a language model by reinforcement learning. Settings are key=value; rlcore config shows all.",
+        description="Train a language model by reinforcement learning. Settings are key=value; rlcore config lists all.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings; the last word is yours, not a preset's"
-    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, which override those of a preset")
     parser.add_argument("--dry-run", action="store_true", help="resolve and check everything, print the plan, stop")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input, too")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_intermixed_args(list(argv))
     return run(options.overrides, dry_run=options.dry_run)
 
 
 def run(overrides: Sequence[str], *, dry_run: bool) -> int:
-    """The command itself."""
+    """Plan and train, or with `dry_run` only print the plan; return the exit code."""
     from rlcore.trainer.describe import describe
 
     plan, hooks = plan_run(overrides)
@@ -54,7 +52,7 @@ def run(overrides: Sequence[str], *, dry_run: bool) -> int:
         plan = _in_a_new_directory(plan)
     print("\n".join(describe(plan)), flush=True)
     if dry_run:
-        print("dry run: all that can be checked before the start is in order; nothing was started")
+        print("dry run: all checks passed; nothing was started")
         return 0
     return _train(plan, hooks, overrides)
 
@@ -67,7 +65,7 @@ def check_devices(plan: Plan) -> None:
 
 
 def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
-    """Everything that is known before a process is started; `rlcore.trainer.launch.launch` goes on from here."""
+    """Compose the settings and make the plan; `rlcore.trainer.launch.launch` starts it."""
     from rlcore.cli.machine import writable
     from rlcore.config.compose import compose
     from rlcore.errors import ConfigError
@@ -82,11 +80,11 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     if not writable(directory):
         raise ConfigError(f"run.directory={config.run.directory} cannot be written\nType  run.directory=DIR")
     plan = make_plan(config, directory)
-    _warn_of_repeated_prompts(plan)
+    _warn_about_repeated_prompts(plan)
     return plan, hooks
 
 
-def _warn_of_repeated_prompts(plan: Plan) -> None:
+def _warn_about_repeated_prompts(plan: Plan) -> None:
     asked, there = plan.config.trainer.prompts_per_step, len(plan.prompts.batch)
     if asked > there:
         logger.warning(
@@ -96,7 +94,7 @@ def _warn_of_repeated_prompts(plan: Plan) -> None:
 
 
 def _in_a_new_directory(plan: Plan) -> Plan:
-    """Another run may have begun in the same second. What cannot be made is told by `launch`."""
+    """Create the run's directory under an unused name. If that is impossible, `launch` raises the error."""
     first, number = plan.directory, 1
     while True:
         try:
@@ -128,7 +126,7 @@ def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
 
 
 def _new_name(config: Config, overrides: Sequence[str]) -> str:
-    """quickstart-20260131-120000: preset or algorithm, and the time."""
+    """Return preset or algorithm and the time: quickstart-20260131-120000."""
     preset = next((item.partition("=")[2] for item in overrides if item.lstrip("+").startswith("preset=")), "")
     name = Path(preset.partition("@")[0]).stem or config.algorithm.name.rpartition(":")[2]
     return f"{name[:100]}-{datetime.now():%Y%m%d-%H%M%S}"

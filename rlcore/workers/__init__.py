@@ -1,1 +1,1 @@
-"""What runs on devices: policy, critic, reference, reward and rollout workers."""
+"""Workers, which run on devices: policy, critic, reference, reward and rollout."""

@@ -1,8 +1,8 @@
-"""The one place where loss terms become a loss.
+"""Averaging of loss terms to a loss, for all algorithms.
 
-Counts are those of the whole mini-batch over all ranks, so the sum of what micro-batches contribute, and with it the
-gradient, does not depend on how the mini-batch is cut: micro-batch size, data-parallel size, packing.
-Shapes: B rows, T tokens of the micro-batch at hand.
+Counts are those of the whole mini-batch over all ranks. So the sum over micro-batches, and with it the gradient, does
+not depend on how the mini-batch is split: micro-batch size, data-parallel size, packing.
+Shapes: B rows, T tokens of the current micro-batch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rlcore.types import Counts, LossTerms, Mean, Metrics
 
 
 def count(num_loss_tokens: Tensor) -> Counts:
-    """Counts of a mini-batch from the number of loss tokens of each row."""
+    """Return the counts of a mini-batch, given the number of loss tokens of each row."""
     return Counts(rows=int((num_loss_tokens > 0).sum()), tokens=int(num_loss_tokens.sum()))
 
 
 def reduce_terms(terms: LossTerms, batch: Batch, counts: Counts) -> Tensor:
-    """This micro-batch's part of the averaged loss, a scalar.
+    """Return this micro-batch's part of the averaged loss, a scalar.
 
-    Terms outside `loss_mask`, and of rows without loss tokens, reach neither value nor gradient, as long as they are finite.
+    Finite terms outside `loss_mask`, and of rows without loss tokens, affect neither value nor gradient.
 
     Raises:
-        ValueError: terms of a wrong shape, or an unknown average.
+        ValueError: the terms have a wrong shape, or the average is unknown.
     """
     if not isinstance(terms, LossTerms):
         raise TypeError(f"the loss returned a {type(terms).__name__}; return rlcore.LossTerms(terms=…)")
@@ -51,7 +51,7 @@ def reduce_terms(terms: LossTerms, batch: Batch, counts: Counts) -> Tensor:
 
 
 def reduce_metrics(metrics: Mapping[str, Tensor], batch: Batch) -> Metrics:
-    """Means over loss tokens ([T] tensors) or rows ([B] tensors), still to be merged."""
+    """Return means over loss tokens ([T] tensors) or rows ([B] tensors), to be merged with other micro-batches."""
     mask = batch["loss_mask"]
     reduced: Metrics = {}
     for name, tensor in metrics.items():
@@ -68,4 +68,4 @@ def reduce_metrics(metrics: Mapping[str, Tensor], batch: Batch) -> Metrics:
 
 def _check_shape(terms: Tensor, size: int, what: str, average: str) -> None:
     if terms.dim() != 1 or len(terms) != size:
-        raise ValueError(f"average={average} wants {what}, [{size}]; the loss returned {tuple(terms.shape)}")
+        raise ValueError(f"average={average} needs {what}, [{size}]; the loss returned {tuple(terms.shape)}")

@@ -1,4 +1,4 @@
-"""`Worker`: the base class with the methods that every role shares."""
+"""`Worker`: the base class of all workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcore.types import Mesh
 class Worker:
     """One rank of one role.
 
-    A worker of your own subclasses this, takes its options as keyword arguments after the context, and marks what a
+    To write a worker, subclass this, take options as keyword arguments after the context, and decorate methods that a
     group may call with `@dispatch`.
     """
 
@@ -27,19 +27,19 @@ class Worker:
 
     @property
     def dp_size(self) -> int:
-        """Into how many shares the rows of a batch are split."""
+        """Number of shares that the rows of a batch are split into."""
         return self.mesh.dp_size
 
     @dispatch("dp", on_device=False)
     def apply(self, /, function: Callable[..., Batch], batch: Batch, **options: Any) -> Batch:
-        """Run a pure function of a module on the rows where they lie; it returns new columns for the same rows."""
+        """Run a pure module-level function on the rows where they are stored; it returns new columns for these rows."""
         return function(batch, **options)
 
     @dispatch("all")
     def save(self, directory: str, wait: bool = True) -> bool:
-        """Write what an exact resume needs under directory/role, each rank its share.
+        """Write the state for an exact resume to directory/role; each rank writes its share.
 
-        Without `wait` it may return True, while it still writes; `finish_save` waits for that.
+        Without `wait` it may return True while it is still writing; `finish_save` waits for that.
         """
         target = Path(directory) / self.context.role
         target.mkdir(parents=True, exist_ok=True)
@@ -47,25 +47,25 @@ class Worker:
 
     @dispatch("all", on_device=False)
     def finish_save(self) -> None:
-        """Wait for a `save` that still writes."""
+        """Wait for a `save` that is still writing."""
 
     @dispatch("all", on_device=False)
     def saved(self, directory: str) -> dict[str, int]:
-        """Names and sizes of what this rank's node sees in directory/role, asked when all ranks have saved."""
+        """Return the names and sizes of files that this node sees in directory/role after all ranks have saved."""
         target = Path(directory) / self.context.role
         return {str(it.relative_to(target)): it.stat().st_size for it in target.rglob("*") if it.is_file()}
 
     @dispatch("all")
     def load(self, directory: str) -> None:
-        """The inverse of `save`."""
+        """Load the state that `save` wrote."""
         self.load_from(Path(directory) / self.context.role)
 
     def save_to(self, directory: Path, wait: bool) -> bool:
-        """Most workers have nothing to save."""
+        """Write the worker's state, if it has any; return whether it is still writing."""
         return False
 
     def load_from(self, directory: Path) -> None:
-        """The inverse of `save_to`."""
+        """Load the state that `save_to` wrote."""
 
     def close(self) -> None:
         """Free everything; may be called twice."""

@@ -1,4 +1,4 @@
-"""Models with a value head: the critic, trained by the algorithm's value loss, and a reward model that is not trained."""
+"""Models with a value head: the critic, trained by the algorithm's value loss, and a frozen reward model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CriticWorker(TrainedWorker):
 
     @dispatch("dp", reads=("input_ids", "loss_mask"))
     def values(self, batch: Batch) -> Batch:
-        """Column `values`, zero outside `loss_mask`."""
+        """Compute the column `values`, zero outside `loss_mask`."""
         return Batch.of(lengths=batch.lengths, tokens={"values": self.forward(batch).values})
 
     def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
@@ -25,14 +25,14 @@ class CriticWorker(TrainedWorker):
 
 
 class RewardModelWorker(ModelWorker):
-    """A frozen reward model, as algorithm=reward_model of rlcore-algorithms trains it."""
+    """A frozen reward model, as trained by algorithm=reward_model of rlcore-algorithms."""
 
     head = "value"
     trained = False
 
     @dispatch("dp", reads=("input_ids", "loss_mask"))
     def scores(self, batch: Batch) -> Batch:
-        """Row column `model_score`: the value at the end of each sample."""
+        """Compute the row column `model_score`, the value at the end of each sample."""
         ended = with_score_token(batch)
         values = self.forward(ended).values
         assert values is not None, "a value head has values"
@@ -40,9 +40,9 @@ class RewardModelWorker(ModelWorker):
 
 
 def with_score_token(batch: Batch) -> Batch:
-    """Every sample with its last token once more; that copy is the one loss token.
+    """Return the samples with their last token repeated; the copy is the only loss token.
 
-    A value at token i is that of the state before it, so at the copy it is what the model makes of the whole sample.
+    The value at token i is that of the state before it, so the value at the copy is that of the whole sample.
     """
     ends = batch.offsets()[1:] - 1
     ones = torch.ones(len(batch), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Texts of the data as samples, as if the model had written them."""
+"""Conversion of texts in the data to samples, as if the model had generated them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from rlcore.workers.rollout import samples_batch
 
 
 def demonstrate(prompts: Batch, columns: Sequence[str], tokenizer: Any, max_tokens: int) -> Batch:
-    """Make one sample for each of these columns, side by side in prompt order.
+    """Build one sample for each of these columns, adjacent and in prompt order.
 
-    The end-of-sequence token is put after a text, unless it ends with a special token already, as a rendered turn of a
-    chat does. A longer one is cut to `max_tokens`; its finish reason is then "length".
+    The end-of-sequence token is appended unless a text already ends with a special token, like a rendered chat turn.
+    Longer samples are truncated to `max_tokens` and have finish reason "length".
     """
     ids, offsets = prompts["input_ids"].tolist(), prompts.offsets().tolist()
-    asked = [ids[start:stop] for start, stop in pairwise(offsets) for _ in columns]
+    repeated = [ids[start:stop] for start, stop in pairwise(offsets) for _ in columns]
     texts = [str(text) for row in zip(*(prompts[name] for name in columns)) for text in row]
-    answers = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    requests = [Request(request_id=i, prompt_ids=prompt, sampling=Sampling(), seed=0) for i, prompt in enumerate(asked)]
+    responses = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    requests = [
+        Request(request_id=i, prompt_ids=prompt, sampling=Sampling(), seed=0) for i, prompt in enumerate(repeated)
+    ]
     special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     samples = []
-    for i, answer in enumerate(answers):
-        whole = answer if special.intersection(answer[-1:]) else [*answer, tokenizer.eos_token_id]
+    for i, response in enumerate(responses):
+        whole = response if special.intersection(response[-1:]) else [*response, tokenizer.eos_token_id]
         kept, reason = whole[:max_tokens], "length" if len(whole) > max_tokens else "stop"
         unknown = [0.0] * len(kept)
         samples.append(

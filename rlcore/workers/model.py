@@ -1,4 +1,4 @@
-"""What the workers that hold a model share: making the backend, saving it, moving it off the device."""
+"""Base classes of the workers with a model: they create, save and offload its backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlcore.workers.demonstrations import demonstrate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """What a worker needs to make its model; plain data and plugin specs, as it travels to the hosts."""
+    """Options of a worker's model; only plain data and plugin specs, as they are sent to the hosts."""
 
     backend: PluginSpec
     backend_config: Any
@@ -33,14 +33,14 @@ class ModelOptions:
     algorithm: PluginSpec
     algorithm_config: Any
     temperature: float
-    """Of the sampling; log-probs are computed at the same one."""
+    """Sampling temperature, also used for log-probs."""
     total_steps: int
-    """Optimiser steps of the run, for the schedule."""
+    """Optimizer steps of the run, for the schedule."""
     seed: int
 
 
 class ModelWorker(Worker):
-    """A worker with a backend. Subclasses say which head it has and whether it is trained."""
+    """A worker with a backend. Subclasses define its head and whether it is trained."""
 
     head: Literal["token", "value"] = "token"
     trained = True
@@ -67,22 +67,22 @@ class ModelWorker(Worker):
         self._saving: Saving | None = None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters, streamed; called by the host when weights travel."""
+        """Stream the parameters; called by the host to send weights."""
         return self.backend.weights()
 
     @dispatch("dp", on_device=False)
     def demonstrations(self, prompts: Batch, columns: Sequence[str], max_tokens: int) -> Batch:
-        """Samples from texts of the data, one for each of these columns."""
+        """Build samples from texts of the data, one for each of these columns."""
         return demonstrate(prompts, columns, load_tokenizer(self.options.model.path), max_tokens)
 
     @dispatch("all", on_device=False)
     def offload(self) -> None:
-        """Free the device."""
+        """Move the model to host memory."""
         self.backend.offload()
 
     @dispatch("all", on_device=False)
     def reload(self) -> None:
-        """Come back to the device."""
+        """Move the model back to the device."""
         self.backend.reload()
 
     def save_to(self, directory: Path, wait: bool) -> bool:
@@ -98,7 +98,7 @@ class ModelWorker(Worker):
 
     @dispatch("all", on_device=False)
     def finish_save(self) -> None:
-        """Wait for a `save` that still writes."""
+        """Wait for a `save` that is still writing."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             saving.finish()
@@ -108,19 +108,19 @@ class ModelWorker(Worker):
             self.backend.load(directory)
 
     def forward(self, batch: Batch) -> TokenOutputs:
-        """One forward pass of this rank's share, without gradient."""
+        """Run one forward pass of this rank's share, without gradient."""
         return self.backend.forward(batch.to(self.context.device), temperature=self.options.temperature)
 
 
 class TrainedWorker(ModelWorker):
-    """A worker whose model is updated by its algorithm's loss."""
+    """A worker whose model is trained with its algorithm's loss."""
 
     def __init__(self, context: WorkerContext, *, options: ModelOptions) -> None:
         super().__init__(context, options=options)
         algorithm_class: Any = load(options.algorithm, rank=context.rank, host=context.host)
         self.algorithm = algorithm_class(options.algorithm_config)
         self.has_stepped = False
-        """Since its weights were last asked for: they are then no longer those that sampled."""
+        """True if the model was updated since its weights were last sent, so that they differ from the engine's."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         self.has_stepped = False
@@ -128,7 +128,7 @@ class TrainedWorker(ModelWorker):
 
     @dispatch("dp_metrics")
     def update(self, batch: Batch, counts: Counts) -> Metrics:
-        """One optimiser step on a mini-batch; `counts` are those of the whole mini-batch, over all ranks."""
+        """Run one optimizer step on a mini-batch; `counts` are those of the whole mini-batch over all ranks."""
 
         def loss(out: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, Metrics]:
             terms = self.terms(out, micro_batch)
@@ -139,15 +139,15 @@ class TrainedWorker(ModelWorker):
         metrics = self.backend.forward_backward(
             batch.to(self.context.device), loss, temperature=self.options.temperature
         )
-        # micro-batches and ranks each hold a part of one sum: the weight of all of them together is 1
+        # micro-batches and ranks each have a part of one sum, so their total weight is 1
         metrics["loss"] = Mean(metrics["loss"].total if "loss" in metrics else 0.0, 1.0 / self.mesh.dp_size)
         self.has_stepped = True
         return merge_metrics([metrics, self.backend.step()])
 
     def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """The loss terms of this role."""
+        """Return the loss terms of this role."""
         raise NotImplementedError
 
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
-        """More metrics of a micro-batch."""
+        """Return more metrics of a micro-batch."""
         return {}

@@ -1,4 +1,4 @@
-"""The policy that is trained, and the frozen reference."""
+"""The trained policy and the frozen reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PolicyWorker(TrainedWorker):
 
     @dispatch("dp", reads=_SEEN)
     def log_probs(self, batch: Batch) -> Batch:
-        """Columns `log_probs` and `entropy` of the current policy, zero outside `loss_mask`."""
+        """Compute the columns `log_probs` and `entropy` of the current policy, zero outside `loss_mask`."""
         out = self.forward(batch)
         return Batch.of(lengths=batch.lengths, tokens={"log_probs": out.log_probs, "entropy": out.entropy})
 
@@ -23,7 +23,7 @@ class PolicyWorker(TrainedWorker):
         return self.algorithm.loss(out, batch)  # type: ignore[no-any-return]
 
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
-        """How far the engine's log-probs are from the trainer's, under the weights that sampled."""
+        """Return the gap between log-probs of engine and trainer, both with the weights that sampled."""
         known = "old_log_probs" in batch or not self.has_stepped
         if "rollout_log_probs" not in batch or out.log_probs is None or not known:
             return {}
@@ -34,11 +34,11 @@ class PolicyWorker(TrainedWorker):
 
 
 class ReferenceWorker(ModelWorker):
-    """The policy as it was at the start."""
+    """The policy before training."""
 
     trained = False
 
     @dispatch("dp", reads=_SEEN)
     def log_probs(self, batch: Batch) -> Batch:
-        """Column `ref_log_probs`."""
+        """Compute the column `ref_log_probs`."""
         return Batch.of(lengths=batch.lengths, tokens={"ref_log_probs": self.forward(batch).log_probs})

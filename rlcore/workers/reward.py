@@ -1,4 +1,4 @@
-"""The reward worker: token ids to text, text to scores, in processes of their own."""
+"""The reward worker: decodes samples and scores them in separate processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class RewardWorker(Worker):
 
     @dispatch("dp")
     def score(self, batch: Batch) -> Batch:
-        """Columns `reward` (NaN without a score), `reward_status`, `reward_has_note`, `reward_note`, `reward:<name>`, `completion`."""
+        """Compute the columns `reward` (NaN without a score), `reward:<name>`, `reward_status`, `reward_has_note`,
+        `reward_note` and `completion`."""
         completions = self._completions(batch)
         results = self._results(self._samples(batch, completions))
         parts = {
@@ -66,7 +67,7 @@ class RewardWorker(Worker):
 
     @dispatch("dp")
     def examples(self, batch: Batch) -> list[dict[str, Any]]:
-        """A few scored samples as plain dicts, long texts cut, for logs and display."""
+        """Return scored samples as plain dicts with long texts shortened, for logs and display."""
         names = [name for name in batch.columns if batch.level(name) != "token"]
         columns = {name: batch[name].tolist() for name in names}
         return [{name: _cut(columns[name][i]) for name in names} for i in range(len(batch))]
@@ -75,7 +76,7 @@ class RewardWorker(Worker):
         self._executor.close()
 
     def _results(self, samples: Sequence[dict[str, object]]) -> list[Outcome]:
-        """What the rewards say; an episode that failed has no verdict, whatever they would say."""
+        """Score the samples, except those of failed episodes, which never get a reward."""
         scored = iter(self._executor.score([sample for sample in samples if not sample.get("episode_error")]))
         return [_failed(sample) if sample.get("episode_error") else next(scored) for sample in samples]
 
@@ -94,7 +95,7 @@ class RewardWorker(Worker):
 
 
 def outcomes(scored: Batch) -> list[Outcome]:
-    """The outcomes that `score` wrote as columns; texts and further metrics are fetched only when there are some."""
+    """Rebuild the outcomes from the columns of `score`; messages and extra metrics are fetched only if there are any."""
     reward, status, sample_id, prompt_id, noted = scored.fetch(
         "reward", "reward_status", "sample_id", "prompt_id", "reward_has_note"
     )

@@ -22,7 +22,7 @@ from rlcore.workers.base import Worker
 
 
 class RolloutWorker(Worker):
-    """Holds one engine rank."""
+    """A worker with one rank of an inference engine."""
 
     def __init__(self, context: WorkerContext, *, rollout: PluginSpec, rollout_config: Any, model: ModelConfig) -> None:
         super().__init__(context)
@@ -36,7 +36,7 @@ class RolloutWorker(Worker):
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
-        """n samples for each prompt, side by side in prompt order; row columns of the prompts are repeated.
+        """Generate samples for each prompt, adjacent and in prompt order, with the row columns of the prompt.
 
         `prompts` has `input_ids` and the row columns `group_id` and `seed`. Adds `loss_mask`, `rollout_log_probs`,
         `token_version`, `sample_id`, `policy_version`, `num_loss_tokens` and `finish_reason`.
@@ -44,11 +44,11 @@ class RolloutWorker(Worker):
         requests = requests_of(prompts, sampling, samples_per_prompt)
         samples = asyncio.run(_drain(self.engine, requests))
         if len(samples) < len(requests):
-            return prompts.take([])  # not collected: the engine's samples come from another rank
+            return prompts.take([])  # not collected: another rank of the engine returns the samples
         return samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace the engine's weights; called by the host when weights travel."""
+        """Replace the engine's weights; called by the host when it receives them."""
         self.engine.load_weights(weights, version)
 
     @dispatch("all", on_device=False)
@@ -58,7 +58,7 @@ class RolloutWorker(Worker):
 
     @dispatch("all", on_device=False)
     def wake(self) -> None:
-        """Be ready to generate."""
+        """Return to the device, ready to generate."""
         self.engine.wake()
 
     def close(self) -> None:
@@ -66,15 +66,15 @@ class RolloutWorker(Worker):
 
 
 def requests_of(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> list[Request]:
-    """n requests for each prompt, each with a seed of its own."""
+    """Return n requests for each prompt, each with its own seed."""
     offsets = prompts.offsets().tolist()
     ids = prompts["input_ids"].tolist()
     texts = [ids[start:stop] for start, stop in pairwise(offsets)]
-    drawn = [
+    seeded = [
         (text, mix(seed, k)) for text, seed in zip(texts, prompts["seed"].tolist()) for k in range(samples_per_prompt)
     ]
     return [
-        Request(request_id=i, prompt_ids=text, sampling=sampling, seed=seed) for i, (text, seed) in enumerate(drawn)
+        Request(request_id=i, prompt_ids=text, sampling=sampling, seed=seed) for i, (text, seed) in enumerate(seeded)
     ]
 
 
@@ -88,7 +88,7 @@ async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:
         raise RuntimeError(
             f"{type(engine).__name__} returned {len(samples)} samples for {len(requests)} requests: "
             f"{len(asked - by_request.keys())} requests without one, {len(samples) - len(by_request)} samples twice, "
-            f"{len(by_request.keys() - asked)} that nobody asked for"
+            f"{len(by_request.keys() - asked)} for unknown requests"
         )
     return [by_request[request.request_id] for request in requests]
 
