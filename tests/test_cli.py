@@ -1,4 +1,4 @@
-"""The command line: help that can be typed, exit codes, and each command on a real run."""
+"""The command line: help with valid examples, exit codes, and each command on a real run."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TINY = [
 
 @pytest.fixture(scope="session", autouse=True)
 def _quickstart_assets():
-    """Made once; kept across runs of the tests where the user's cache is."""
+    """Create the quickstart assets once, in the user's cache."""
     os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> Path:
-    """A folder with the run `r` of one step; tests read it and leave it as it is."""
+    """Return a directory with the run `r` of one step; tests must not change it."""
     folder = tmp_path_factory.mktemp("outputs")
     assert main(["train", *TINY, f"run.directory={folder}"]) == 0
     return folder
@@ -59,19 +59,19 @@ def helped(capsys, command: str) -> str:
 
 
 def examples(text: str) -> list[list[str]]:
-    """The lines of a help text that begin with `rlcore`, without the words of explanation beside them."""
+    """Return the lines of a help text that start with `rlcore`, without their explanations."""
     lines = [line.strip() for line in text.splitlines() if line.startswith("  rlcore ")]
     return [shlex.split(re.split(r" {2,}| \| | > |; then", line)[0])[1:] for line in lines]
 
 
-def test_the_reader_of_examples_leaves_out_the_words_beside_them():
+def test_example_lines_are_read_without_their_explanations():
     text = "x:\n  rlcore train a=b    and more\n  rlcore config c=d > run.yaml     keep it; then: rlcore train\n  python x\n"
 
     assert examples(text) == [["train", "a=b"], ["config", "c=d"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_has_examples_that_its_parser_takes(capsys, monkeypatch, command):
+def test_help_examples_are_accepted_by_the_parser(capsys, monkeypatch, command):
     found = examples(helped(capsys, command))
     assert found, "no example"
     seen = []
@@ -99,7 +99,7 @@ def test_the_help_of_a_command_has_examples_that_its_parser_takes(capsys, monkey
 
 
 def settings_of_examples() -> list[list[str]]:
-    """The settings in every help text, with placeholders replaced by what is there."""
+    """Return the settings in all help texts, with placeholders replaced by existing files."""
     found = []
     for command in ("train", "eval", "config", "doctor"):
         module = importlib.import_module(f"rlcore.cli.{command}")
@@ -157,7 +157,7 @@ def test_exit_codes_as_a_shell_sees_them(tmp_path, arguments, code):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_fails_has_exit_code_1_and_says_where(tmp_path, capsys):
+def test_a_failing_run_has_exit_code_1_and_names_the_place(tmp_path, capsys):
     (tmp_path / "bad.py").write_text("def score(completion):\n    raise OSError('no licence')\n")
 
     code = main(["train", *TINY, f"run.directory={tmp_path}", f"reward={tmp_path}/bad.py:score"])
@@ -176,7 +176,7 @@ def test_an_interrupt_has_exit_code_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_dry_run_says_the_plan_and_starts_and_writes_nothing(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_prints_the_plan_and_starts_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("a process was started"))
     monkeypatch.chdir(tmp_path)
     loaded_before = "ray" in sys.modules
@@ -211,7 +211,7 @@ def test_a_dry_run_says_the_plan_and_starts_and_writes_nothing(tmp_path, capsys,
 
 
 @pytest.mark.parametrize("arguments", [[], ["preset=quickstart", "algorithm=ppo", "placement=split"]], ids=["", "ppo"])
-def test_a_printed_config_is_a_preset_that_gives_the_same_config(tmp_path, capsys, arguments):
+def test_a_printed_config_works_as_a_preset_with_the_same_result(tmp_path, capsys, arguments):
     given = [*arguments, *([] if arguments else ["model.path=DIR", "data.train=FILE"])]
     assert main(["config", *given]) == 0
     (tmp_path / "run.yaml").write_text(capsys.readouterr().out)
@@ -226,7 +226,7 @@ def test_a_printed_config_is_a_preset_that_gives_the_same_config(tmp_path, capsy
     assert again["overrides"] == [f"preset={tmp_path}/run.yaml"]
 
 
-def test_the_config_says_who_gave_what_and_what_is_still_to_give(capsys):
+def test_the_config_shows_the_source_of_values_and_missing_ones(capsys):
     assert main(["config", "algorithm=grpo_clip_higher", "trainer.steps=7"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
@@ -254,7 +254,7 @@ def test_a_checkpoint_is_scored_with_the_settings_of_its_run(outputs, tmp_path, 
     assert files(outputs) == before, "eval leaves the run alone"
 
 
-def test_a_model_directory_is_scored_like_the_checkpoint_that_it_came_from(outputs, tmp_path, capsys):
+def test_a_model_directory_is_scored_like_its_checkpoint(outputs, tmp_path, capsys):
     assert main(["export", str(outputs / "r"), str(tmp_path / "model")]) == 0
     capsys.readouterr()
 
@@ -269,7 +269,7 @@ def test_a_model_directory_is_scored_like_the_checkpoint_that_it_came_from(outpu
     assert of_model | {"seconds": 0} == of_checkpoint | {"seconds": 0}
 
 
-def test_settings_of_an_evaluation_can_be_changed_and_shown_in_words(outputs, capsys):
+def test_settings_of_an_evaluation_can_be_changed(outputs, capsys):
     capsys.readouterr()
     code = main(["eval", str(outputs / "r"), "eval.samples_per_prompt=3", "eval.temperature=1", "eval.max_prompts=2"])
 
@@ -304,7 +304,7 @@ def test_an_exported_checkpoint_loads_in_transformers_with_the_logits_of_the_tra
 
 
 class Silent:
-    """A tracker that notes what is asked of it."""
+    """A tracker that records its calls."""
 
     Config = None
     calls: list[str] = []  # noqa: RUF012
@@ -333,7 +333,7 @@ class Unreached(Silent):
         raise AssertionError("a tracker after the one that failed was started")
 
 
-def test_a_start_that_fails_finishes_the_trackers_that_were_started(tmp_path):
+def test_a_failed_start_finishes_the_started_trackers(tmp_path):
     from rlcore.cli.train import plan_run
 
     trackers = f"trackers=[{','.join(f'{Path(__file__)}:{name}' for name in ('Silent', 'Refuses', 'Unreached'))}]"
@@ -347,14 +347,14 @@ def test_a_start_that_fails_finishes_the_trackers_that_were_started(tmp_path):
     assert calls == ["start", "start", "finish: UserError: no account", "finish: UserError: no account"]
 
 
-def judged(*settings: str) -> dict[str, dict]:
-    """What the child process of the doctor would answer."""
+def answers(*settings: str) -> dict[str, dict]:
+    """Return the answers of the doctor's child process."""
     return {name: isolated._answer(partial(check_settings, name, settings), ".") for name in SETTINGS}
 
 
-def test_doctor_finds_the_settings_of_a_run_in_order(assets, tmp_path):
+def test_doctor_accepts_valid_settings_of_a_run(assets, tmp_path):
     (tmp_path / "d.jsonl").write_text('{"prompt": "One day", "answer": "a"}\n')
-    found = judged(
+    found = answers(
         f"model.path={assets}/models/stories260k",
         f"data.train={tmp_path}/d.jsonl",
         "reward=exact_match",
@@ -370,9 +370,9 @@ def test_doctor_finds_the_settings_of_a_run_in_order(assets, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_doctor_says_all_that_is_wrong_at_once(assets, tmp_path):
+def test_doctor_reports_all_problems_at_once(assets, tmp_path):
     (tmp_path / "d.jsonl").write_text('{"prompt": "One day"}\n{\n')
-    found = judged(f"model.path={tmp_path}/nowhere", f"data.train={tmp_path}/d.jsonl", f"reward={tmp_path}/r.py:score")
+    found = answers(f"model.path={tmp_path}/nowhere", f"data.train={tmp_path}/d.jsonl", f"reward={tmp_path}/r.py:score")
 
     assert {name: finding["status"] for name, finding in found.items()} == {
         "settings": "ok",
@@ -383,8 +383,8 @@ def test_doctor_says_all_that_is_wrong_at_once(assets, tmp_path):
     assert f"there is no file {tmp_path}/r.py" in found["reward"]["detail"]
 
 
-def test_doctor_goes_on_with_half_of_the_settings(assets):
-    found = judged(f"model.path={assets}/models/stories260k", "reward=exact_match")
+def test_doctor_checks_incomplete_settings(assets):
+    found = answers(f"model.path={assets}/models/stories260k", "reward=exact_match")
 
     assert {name: finding["status"] for name, finding in found.items()} == {
         **dict.fromkeys(["settings", "model", "tokenizer", "reward"], "ok"),
@@ -395,16 +395,16 @@ def test_doctor_goes_on_with_half_of_the_settings(assets):
     assert found["plan"]["fix"].startswith("data.train=train.jsonl")
 
 
-def test_doctor_blames_a_misspelt_setting_and_nothing_else():
-    found = judged("preset=quickstart", "trainer.step=3")
+def test_doctor_reports_only_the_misspelled_setting():
+    found = answers("preset=quickstart", "trainer.step=3")
 
     assert found["settings"]["status"] == "broken"
     assert found["settings"]["detail"].startswith("trainer.step: no such setting. Did you mean 'steps'?")
     assert {finding["status"] for name, finding in found.items() if name != "settings"} == {"warning"}
 
 
-def test_doctor_refuses_a_plan_that_this_machine_cannot_hold():
-    found = judged("preset=quickstart", "pools.main.nodes=2")
+def test_doctor_reports_a_plan_that_does_not_fit_this_machine():
+    found = answers("preset=quickstart", "pools.main.nodes=2")
 
     assert {name for name, finding in found.items() if finding["status"] == "broken"} == {"plan"}
     assert "1 CPU on each of 2 nodes; the cluster has " in found["plan"]["detail"]
@@ -417,9 +417,9 @@ def test_doctor_refuses_a_plan_that_this_machine_cannot_hold():
         ("network", {"GLOO_SOCKET_IFNAME": "eth77"}, "broken", "GLOO_SOCKET_IFNAME=eth77 does not exist, only ", "unset GLOO_SOCKET_IFNAME"),
         ("temporary files", {}, "ok", r"GiB free for /", ""),
     ],
-    ids=["network", "an interface that is not there", "temporary files"],
+    ids=["network", "an interface that does not exist", "temporary files"],
 )  # fmt: skip
-def test_doctor_tries_what_a_run_will_need(monkeypatch, check, variables, status, detail, fix):
+def test_doctor_checks_network_and_temporary_files(monkeypatch, check, variables, status, detail, fix):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -441,7 +441,7 @@ def test_doctor_names_the_interface_that_a_cluster_would_use(monkeypatch):
     assert re.fullmatch(pattern, machine.CHECKS["network"](""))
 
 
-def test_doctor_says_what_a_machine_without_a_default_route_needs(monkeypatch):
+def test_doctor_reports_a_missing_default_route(monkeypatch):
     from rlcore.cli import machine
 
     def unreachable(host):
@@ -454,7 +454,7 @@ def test_doctor_says_what_a_machine_without_a_default_route_needs(monkeypatch):
     )
 
 
-def test_doctor_says_where_temporary_files_cannot_be_written(monkeypatch):
+def test_doctor_reports_unwritable_temporary_files(monkeypatch):
     from rlcore.cli import machine
 
     def full(*_):
@@ -467,7 +467,7 @@ def test_doctor_says_where_temporary_files_cannot_be_written(monkeypatch):
     assert caught.value.fix == "export TMPDIR=DIR"
 
 
-def test_doctor_goes_on_where_ray_is_not_installed(monkeypatch):
+def test_doctor_works_without_ray(monkeypatch):
     from rlcore.cli import machine
 
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -481,7 +481,7 @@ def test_doctor_goes_on_where_ray_is_not_installed(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["list-plugins", "config"])
-def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(command):
+def test_a_closed_pipe_ends_a_command_silently(command):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as closed:
@@ -496,7 +496,7 @@ def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(command
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_dry_run_may_stand_anywhere_and_a_preset_file_lends_its_name(tmp_path, capsys, monkeypatch):
+def test_dry_run_can_be_anywhere_and_a_preset_file_names_the_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = [item for item in TINY if not item.startswith(("preset", "run.name"))]
 

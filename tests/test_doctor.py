@@ -1,4 +1,4 @@
-"""`rlcore doctor`: one bad plugin costs only itself, and each finding says what to type."""
+"""`rlcore doctor`: a bad plugin does not affect other checks, and each finding has a fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reward(site: Path, package: str, code: str, **options) -> None:
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory) -> dict[str, dict]:
-    """What doctor --plugins says of a folder full of trouble; by package, built-ins under rlcore/<kind>/<name>."""
+    """Return the findings of doctor --plugins with many broken packages, by package, or rlcore/<kind>/<name>."""
     site = tmp_path_factory.mktemp("site")
     reward(site, "fine-one", "print('noise', flush=True)\n" + REWARD)
     reward(site, "raising-one", "1 / 0")
@@ -97,21 +97,21 @@ def findings(tmp_path_factory) -> dict[str, dict]:
         ("bare-conf", "broken", "there is no conf/ with YAML files in bare_conf"),
     ],
 )
-def test_each_plugin_is_judged_for_itself(findings, package, status, detail):
+def test_each_plugin_is_checked_independently(findings, package, status, detail):
     found = findings[package]
 
     assert found["status"] == status
     assert detail in found["detail"]
 
 
-def test_built_ins_are_in_order_whatever_stands_beside_them(findings):
+def test_built_in_plugins_are_ok_next_to_broken_ones(findings):
     built_in = {name: it["status"] for name, it in findings.items() if name.startswith("rlcore/")}
 
     assert len(built_in) > 20
     assert {name: status for name, status in built_in.items() if status not in ("ok", "slow")} == {}
 
 
-def test_everything_broken_says_what_to_type(findings):
+def test_every_broken_check_has_a_fix(findings):
     silent = [
         name
         for name, it in findings.items()
@@ -125,7 +125,7 @@ def test_everything_broken_says_what_to_type(findings):
     assert findings["ill-hooks"]["fix"] == "export LICENCE=..."
 
 
-def test_a_crash_keeps_the_last_words_and_the_stack(findings):
+def test_a_crash_keeps_the_output_and_the_stack(findings):
     assert "last words" in findings["dying-one"]["traceback"]
     assert "dying_one.py" in findings["dying-one"]["traceback"], "faulthandler names the line"
     assert "ZeroDivisionError" in findings["raising-one"]["traceback"]
@@ -155,11 +155,11 @@ def site(tmp_path, monkeypatch):
     refresh()
 
 
-def test_each_result_is_printed_as_soon_as_it_is_there(site, capsys, monkeypatch):
+def test_each_result_is_printed_at_once(site, capsys, monkeypatch):
     def judge(jobs, *_):
         name = jobs[0][2]
         if name == "last-one":
-            assert printed.wait(timeout=HANG_S), "the other result is printed while this check still runs"
+            assert printed.wait(timeout=HANG_S), "the other result must be printed while this check is running"
         return [{"status": "ok", "detail": "", "seconds": 0.0}], "", ""
 
     printed, own_print = threading.Event(), print
@@ -184,7 +184,7 @@ def test_each_result_is_printed_as_soon_as_it_is_there(site, capsys, monkeypatch
     assert summary == "2 checks: all ok"
 
 
-def test_what_is_being_checked_is_named_on_stderr(site, capsys):
+def test_running_checks_are_named_on_stderr(site, capsys):
     reward(site, "fine-one", REWARD)
     refresh()
 
@@ -210,7 +210,7 @@ def test_a_package_or_a_plugin_is_checked_alone_and_shows_the_whole_traceback(si
     assert out.endswith("1 checks: 1 broken\n")
 
 
-def test_a_name_that_is_not_installed_is_refused_with_the_nearest(tmp_path):
+def test_an_unknown_plugin_is_refused_with_the_nearest(tmp_path):
     done = rlcore("doctor", "rlcor", sites=[tmp_path])
 
     assert done.returncode == 2
@@ -220,7 +220,7 @@ def test_a_name_that_is_not_installed_is_refused_with_the_nearest(tmp_path):
     )
 
 
-def test_a_plugin_that_loads_slowly_is_called_slow_and_is_not_a_failure(site, capsys, monkeypatch):
+def test_a_slow_plugin_is_reported_but_not_a_failure(site, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "SLOW_S", 0.3)
     reward(site, "slow-one", "import time\ntime.sleep(0.4)\n" + REWARD)
     refresh()
@@ -233,7 +233,7 @@ def test_a_plugin_that_loads_slowly_is_called_slow_and_is_not_a_failure(site, ca
     assert last == "1 checks: 1 slow"
 
 
-def test_a_plugin_that_hangs_costs_its_deadline_and_what_it_started_is_ended_too(site, capsys):
+def test_a_hanging_plugin_and_its_processes_are_ended_at_the_deadline(site, capsys):
     seconds = f"987.{os.getpid()}"
     started = f"import subprocess, time\nsubprocess.Popen(['sleep', '{seconds}'])\ntime.sleep(600)"
     points = {
@@ -249,7 +249,7 @@ def test_a_plugin_that_hangs_costs_its_deadline_and_what_it_started_is_ended_too
     assert found["after"]["status"] == "ok"
     assert (found["hang"]["status"], found["hang"]["detail"]) == ("broken", "no answer in 10 s")
     assert found["hang"]["fix"] == "rlcore doctor hanging-one --timeout 40"
-    assert "no method start" in found["x"]["detail"], "the one after it is checked in a new process"
+    assert "no method start" in found["x"]["detail"], "the next plugin is checked in a new process"
     commands = [_command(process) for process in Path("/proc").glob("[0-9]*")]
     assert f"sleep\0{seconds}\0".encode() not in commands
 
@@ -257,7 +257,7 @@ def test_a_plugin_that_hangs_costs_its_deadline_and_what_it_started_is_ended_too
 def _command(process: Path) -> bytes:
     try:
         return (process / "cmdline").read_bytes()
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process ended in the meantime
         return b""
 
 
@@ -272,7 +272,7 @@ def test_a_plugin_that_leaves_a_thread_running_is_not_waited_for(site):
     assert main(["lasting-one", "--timeout", str(HANG_S)]) == 0
 
 
-def test_of_two_providers_each_is_checked_and_the_clash_is_a_remark(site, capsys):
+def test_duplicate_plugins_are_both_checked_and_give_a_warning(site, capsys):
     for package in ("left-one", "right-one"):
         module = package.replace("-", "_")
         plant(site, package, {"reward": {"twice": f"{module}:score"}}, code={module: REWARD})
@@ -324,11 +324,11 @@ def test_help_shows_an_example(tmp_path):
     assert "  rlcore doctor rlcore-vllm              the plugins of one package, with tracebacks" in done.stdout
 
 
-def test_the_default_folder_is_the_one_of_a_run():
+def test_the_default_directory_is_that_of_a_run():
     assert doctor._parser().parse_args([]).output == RunConfig().directory
 
 
-def test_a_folder_that_cannot_be_written_is_broken(tmp_path):
+def test_an_unwritable_directory_is_broken(tmp_path):
     file = tmp_path / "file"
     file.touch()
 
@@ -349,7 +349,7 @@ GIB = 2**30
         (GIB // 2, machine.Fault, "0.5 GiB free for"),
     ],
 )
-def test_free_disk_is_judged_by_its_size(tmp_path, monkeypatch, free, error, words):
+def test_free_disk_space_decides_the_status(tmp_path, monkeypatch, free, error, words):
     usage = machine.shutil.disk_usage(tmp_path)._replace(free=free)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
 
@@ -361,7 +361,7 @@ def test_free_disk_is_judged_by_its_size(tmp_path, monkeypatch, free, error, wor
     assert type(caught.value) is error
 
 
-def test_little_shared_memory_is_a_remark(monkeypatch):
+def test_little_shared_memory_gives_a_warning(monkeypatch):
     usage = machine.shutil.disk_usage("/")._replace(free=GIB // 16)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
 
@@ -399,7 +399,7 @@ def test_threads_are_compared_with_the_cores(monkeypatch, words, remark):
         ("requirements", "pluggy", machine.Fault, "1.0, but rlcore needs", "pip install 'pluggy>="),
     ],
 )
-def test_a_version_that_the_metadata_does_not_admit_names_the_one_to_install(site, check, package, error, words, fix):
+def test_an_unsupported_version_names_the_one_to_install(site, check, package, error, words, fix):
     plant(site, package, {}, version="1.0", requires=[])
 
     with pytest.raises(machine.Remark, match=words) as caught:

@@ -1,4 +1,4 @@
-"""Groups, dispatch modes and both runtimes: the same calls, the same answers."""
+"""Groups and dispatch modes, with the same results on both runtimes."""
 
 import pytest
 import torch
@@ -39,14 +39,14 @@ def echo(runtime):
 
 
 @pytest.mark.parametrize("rows", [5, 4, 1, 0])
-def test_uneven_and_empty_shares_come_back_in_order(echo, rows):
+def test_uneven_and_empty_shares_return_in_order(echo, rows):
     result = echo.echo(batch(rows))
 
     assert result.local().merge(batch(rows)).columns == batch(rows).columns
     assert echo.double(batch(rows)).fetch("double").tolist() == (batch(rows)["input_ids"] * 2).tolist()
 
 
-def test_a_result_goes_on_to_the_next_group_and_joins_its_rows(echo):
+def test_a_result_can_be_passed_to_the_next_group_and_merged(echo):
     samples = echo.echo(batch())
 
     samples |= echo.double(samples)
@@ -58,7 +58,7 @@ def test_a_result_goes_on_to_the_next_group_and_joins_its_rows(echo):
     assert sorted(samples.fetch("prompt_id").tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_the_callers_batch_is_not_changed(echo):
+def test_the_batch_of_the_caller_is_not_changed(echo):
     mine = batch()
 
     echo.echo(mine)
@@ -66,23 +66,23 @@ def test_the_callers_batch_is_not_changed(echo):
     assert (len(mine), mine.columns) == (5, batch().columns)
 
 
-def test_keyword_arguments_are_split_too(echo):
+def test_keyword_arguments_are_split(echo):
     assert len(echo.echo(batch=batch())) == 5
 
 
-def test_every_rank_hears_all(echo):
+def test_mode_all_calls_every_rank(echo):
     assert echo.who("rank") == ["rank 0 of 2", "rank 1 of 2"]
     assert echo.who(greeting="no") == ["no 0 of 2", "no 1 of 2"]
 
 
-def test_rank_zero_scatter_direct_and_metrics(echo):
+def test_modes_rank_zero_scatter_direct_and_metrics(echo):
     assert echo.first() == 0
     assert echo.one_each([10, 11]) == [(0, 10), (1, 11)]
     assert echo.alone(7, rank=1) == (1, 7)
     assert echo.count(batch())["rows"].total == 5.0
 
 
-def test_a_list_is_never_scattered_by_accident(echo):
+def test_lists_are_scattered_only_if_their_length_matches(echo):
     assert echo.who([1, 2]) == ["[1, 2] 0 of 2", "[1, 2] 1 of 2"]
     with pytest.raises(ValueError, match="list of 2"):
         echo.one_each([1, 2, 3])
@@ -90,7 +90,7 @@ def test_a_list_is_never_scattered_by_accident(echo):
         echo.alone(7)
 
 
-def test_custom_mode_is_two_functions(echo):
+def test_a_custom_mode_needs_only_split_and_collect(echo):
     assert echo.dealt(batch()) == [[0, 0, 0], [1, 1]]
 
 
@@ -101,7 +101,7 @@ def test_one_rank_of_each_share_is_collected(runtime):
     assert twins.double(batch()).fetch("seen_by").tolist() == [0, 0, 0, 0, 0]
 
 
-def test_a_typo_is_an_error_before_anything_is_sent(echo):
+def test_a_misspelled_method_is_refused_before_anything_is_sent(echo):
     with pytest.raises(AttributeError, match=r"Did you mean 'echo'"):
         echo.ecko(batch())
     with pytest.raises(AttributeError, match="not marked with @dispatch"):
@@ -110,7 +110,7 @@ def test_a_typo_is_an_error_before_anything_is_sent(echo):
         echo.echo(batch(), 3)
 
 
-def test_a_failure_comes_back_as_itself_with_its_place(echo):
+def test_a_worker_error_keeps_its_type_and_names_its_origin(echo):
     with pytest.raises(ValueError, match="boom") as raised:
         echo.fail()
 
@@ -118,12 +118,12 @@ def test_a_failure_comes_back_as_itself_with_its_place(echo):
     assert "raise ValueError" in raised.value.__notes__[0]
 
 
-def test_batches_of_other_lengths_are_not_split_together(echo):
+def test_batches_of_different_lengths_are_not_split_together(echo):
     with pytest.raises(TypeError):
         echo.echo(batch(), batch(2))
 
 
-def test_futures_come_back_later(echo):
+def test_a_submitted_call_returns_a_future(echo):
     futures = [echo.double.submit(batch(n)) for n in (2, 3)]
 
     assert [len(future.result()) for future in futures] == [2, 3]
@@ -141,7 +141,7 @@ def test_controller_bytes_do_not_grow_with_tokens(echo, runtime):
     assert moved(16) == moved(4096)
 
 
-def test_bits_of_every_dtype_survive(echo):
+def test_every_dtype_survives_a_call_unchanged(echo):
     wide = Batch.of(
         lengths=[3, 2],
         tokens={name: torch.arange(5).to(dtype) for name, dtype in DTYPES.items()},
@@ -161,7 +161,7 @@ DTYPES = {
 }
 
 
-def test_unknown_runtime_says_what_to_type():
+def test_an_unknown_runtime_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="Did you mean 'local'"):
         make_runtime(RuntimeConfig(name="locl"))
 

@@ -1,4 +1,4 @@
-"""What is decided before a process starts: plugins, roles, pools, columns, memory, resume; and that no setting is idle."""
+"""Planning before a process starts: plugins, roles, pools, columns, memory, resume; and that every setting is used."""
 
 import ast
 import json
@@ -32,7 +32,7 @@ from rlcore.trainer.plan import make_loader, make_plan, place
 
 @pytest.fixture
 def make(assets, tmp_path):
-    """A config of eight short prompts and a real model; settings by dotted name."""
+    """Return a function that builds a config of eight short prompts and a real model, with more settings by name."""
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"Count to {n}.", "answer": str(n)}) + "\n" for n in range(8)))
 
@@ -69,7 +69,7 @@ def pools(**sizes):
         pytest.param({}, ["a", "a", "a"], id="first-pool-for-all"),
         pytest.param({"default": "b"}, ["b", "b", "b"], id="default"),
         pytest.param({"default": "a", "rollout": "b"}, ["a", "b", "a"], id="split"),
-        pytest.param({"actor": "b", "reference": "b"}, ["b", "a", "a"], id="a-role-that-this-run-has-not"),
+        pytest.param({"actor": "b", "reference": "b"}, ["b", "a", "a"], id="a-role-that-is-not-in-this-run"),
     ],
 )
 def test_roles_get_their_pools(make, placement, expected):
@@ -101,7 +101,7 @@ def test_roles_get_their_pools(make, placement, expected):
         ),
     ],
 )
-def test_a_placement_that_cannot_be_is_refused(make, settings, message):
+def test_an_impossible_placement_is_refused(make, settings, message):
     with pytest.raises(ConfigError) as raised:
         place(make(**settings), ["actor", "rollout"])
 
@@ -127,7 +127,7 @@ NODE = {"CPU": 8.0, "GPU": 2.0}
         ({}, [NODE]),
     ],
 )
-def test_what_fits_is_not_refused(asked, nodes):
+def test_pools_that_fit_are_accepted(asked, nodes):
     check_capacity(asked, nodes)
 
 
@@ -150,12 +150,12 @@ def test_what_fits_is_not_refused(asked, nodes):
         pytest.param(
             {"a": PoolConfig(devices_per_node=2, device="cuda"), "b": PoolConfig(device="cuda")}, [NODE],
             "pool 'b' does not fit: 1 devices × 1 cores = 1 CPU and 1 GPU on each of 1 nodes; the cluster has 8 CPU and 2 GPU"
-            " (other pools ask too: a).",
+            " (other pools also need some: a).",
             id="what-another-pool-took",
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_with_the_arithmetic(asked, nodes, arithmetic):
+def test_pools_that_do_not_fit_are_refused_with_the_arithmetic(asked, nodes, arithmetic):
     with pytest.raises(CapacityError) as raised:
         check_capacity(asked, nodes)
 
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(asked, nodes, arithmet
         ({"name": "ppo", "kl": {"monitor": True}}, ["actor", "critic", "reference", "rollout", "reward"]),
     ],
 )
-def test_only_the_roles_that_are_needed_are_planned(plan_of, algorithm, roles):
+def test_only_required_roles_are_planned(plan_of, algorithm, roles):
     plan = plan_of(algorithm=algorithm)
 
     assert list(plan.workers) == list(plan.placement) == roles
@@ -189,7 +189,7 @@ def test_a_plan_writes_nothing(plan_of, tmp_path):
     assert plan.versions == {"rlcore": rlcore.__version__}
 
 
-def test_only_what_a_loss_reads_travels_to_its_update(plan_of):
+def test_only_columns_that_a_loss_reads_are_sent_to_its_update(plan_of):
     always = ("input_ids", "loss_mask", "rollout_log_probs")
 
     assert plan_of().reads == {"actor": (*always, "advantage")}
@@ -218,7 +218,7 @@ def test_only_what_a_loss_reads_travels_to_its_update(plan_of):
         pytest.param({"run__resume": "must"}, ["run.resume=must", "run.resume=auto"], id="resume"),
     ],
 )
-def test_what_can_be_known_before_the_start_is_said_then(plan_of, settings, words):
+def test_invalid_settings_are_refused_before_the_start(plan_of, settings, words):
     with pytest.raises(UserError) as raised:
         plan_of(**settings)
 
@@ -258,7 +258,7 @@ def test_what_can_be_known_before_the_start_is_said_then(plan_of, settings, word
         ({"runtime": {"name": "lcoal"}}, "runtime.name"),
     ],
 )
-def test_a_value_that_cannot_work_is_refused_by_key(make, settings, key):
+def test_an_invalid_value_is_refused_with_its_key(make, settings, key):
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: expected .*\nType  {re.escape(key)}=\S+$"):
         make(**settings)
 
@@ -301,14 +301,14 @@ def test_an_algorithm_that_contradicts_its_run_is_refused(plan_of, algorithm, me
     assert message in str(raised.value)
 
 
-def test_two_rewards_of_one_name_are_told_apart(plan_of):
+def test_two_rewards_of_the_same_name_get_distinct_names(plan_of):
     plan = plan_of(reward={"items": ["exact_match", {"name": "exact_match", "weight": 0.5}]})
 
     assert [(spec.name, spec.weight) for spec in plan.rewards] == [("exact_match", 1.0), ("exact_match#2", 0.5)]
 
 
 def line(plan, start):
-    """The line of the description that begins with these words, blanks squeezed."""
+    """Return the line of the description that starts with these words, with single spaces."""
     lines = [" ".join(text.split()) for text in describe(plan)]
     (found,) = (text for text in lines if text.startswith(f"{start} "))
     return found
@@ -318,7 +318,7 @@ def line(plan, start):
     ("devices", "share"),
     [(1, "12 per device"), (4, "3 per device"), (5, "2 or 3 per device"), (16, "0 or 1 per device")],
 )
-def test_rows_that_do_not_divide_are_shared_unevenly(plan_of, devices, share):
+def test_rows_that_do_not_divide_evenly_get_uneven_shares(plan_of, devices, share):
     # 3 prompts × 4 samples
     plan = plan_of(runtime={"name": "ray"}, pools=pools(main=devices))
 
@@ -326,7 +326,7 @@ def test_rows_that_do_not_divide_are_shared_unevenly(plan_of, devices, share):
 
 
 class Couples(LocalBackend):
-    """Two devices share their rows."""
+    """A backend with two devices per data-parallel share."""
 
     @staticmethod
     def data_parallel(config, *, model, world_size, device):
@@ -335,7 +335,7 @@ class Couples(LocalBackend):
         return world_size // 2
 
 
-def test_rows_are_counted_for_the_devices_that_share_them(plan_of):
+def test_rows_are_counted_per_data_parallel_share(plan_of):
     backend = {"name": "tests.test_plan:Couples"}
 
     plan = plan_of(runtime={"name": "ray"}, pools=pools(main=6), backend=backend)
@@ -344,7 +344,7 @@ def test_rows_are_counted_for_the_devices_that_share_them(plan_of):
 
 
 @pytest.mark.parametrize("role", ["actor", "critic", "reference"])
-def test_a_backend_says_before_the_start_what_it_cannot_run_on(plan_of, role):
+def test_a_backend_can_refuse_a_pool_before_the_start(plan_of, role):
     plan = plan_of(
         runtime={"name": "ray"},
         backend={"name": "tests.test_plan:Couples"},
@@ -357,7 +357,7 @@ def test_a_backend_says_before_the_start_what_it_cannot_run_on(plan_of, role):
         describe(plan)
 
 
-def test_a_plan_in_words(plan_of, tmp_path):
+def test_description_of_a_plan(plan_of, tmp_path):
     plan = plan_of(algorithm={"name": "ppo", "epochs": 2, "minibatches": 3, "kl": {"coefficient": 0.1}})
 
     assert line(plan, "run") == f"run {tmp_path}/run"
@@ -370,7 +370,7 @@ def test_a_plan_in_words(plan_of, tmp_path):
     assert roles == ["actor", "critic", "reference", "rollout", "reward"]
 
 
-def test_memory_of_a_rollout_device_is_that_of_its_own_share(plan_of):
+def test_rollout_memory_is_estimated_for_one_share(plan_of):
     def estimate(devices):
         plan = plan_of(runtime={"name": "ray"}, pools=pools(main=devices))
         return line(plan, "role rollout")
@@ -389,7 +389,7 @@ def test_a_home_directory_may_be_abbreviated(plan_of, assets, monkeypatch):
     assert "0.26 M parameters" in line(plan_of(model__path="~/models/stories260k"), "model")
 
 
-def test_model_size_is_that_of_the_loaded_model(assets):
+def test_model_size_equals_that_of_the_loaded_model(assets):
     from rlcore.models.load import load_model
 
     path = assets / "models" / "stories260k"
@@ -458,7 +458,7 @@ def test_a_run_resumes_from_its_last_complete_checkpoint(plan_of, tmp_path, capl
     assert "resumes at step 5" in line(plan_of(), "run")
 
 
-def test_a_misspelt_run_to_resume_is_answered_with_the_nearest(make, tmp_path):
+def test_a_misspelled_run_name_is_answered_with_the_nearest(make, tmp_path):
     checkpoint(tmp_path / "first_run" / "checkpoints", 5)
 
     with pytest.raises(ConfigError, match=r"Did you mean run\.name=first_run\?"):
@@ -501,7 +501,7 @@ def test_only_the_last_checkpoints_are_kept(tmp_path):
     assert steps(tmp_path) == [3, 4]
 
 
-def test_a_new_checkpoint_is_not_forgotten_for_a_damaged_later_one(tmp_path):
+def test_a_new_checkpoint_is_kept_despite_a_damaged_later_one(tmp_path):
     checkpoint(tmp_path, 10, keep_last=1)
     (checkpoint(tmp_path, 20) / "manifest.json").unlink()
 
@@ -511,7 +511,7 @@ def test_a_new_checkpoint_is_not_forgotten_for_a_damaged_later_one(tmp_path):
     assert Checkpoints(tmp_path, 1).latest().step == 15
 
 
-def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(tmp_path):
+def test_damaged_checkpoints_are_not_counted_as_kept(tmp_path):
     checkpoint(tmp_path, 10, keep_last=2)
     (checkpoint(tmp_path, 20, keep_last=2) / "manifest.json").unlink()
 
@@ -527,7 +527,7 @@ def test_checkpoints_are_ordered_by_number(tmp_path):
     assert Checkpoints(tmp_path, 2).latest().step == 1_000_000
 
 
-def test_a_run_that_starts_anew_keeps_the_old_checkpoints_elsewhere(tmp_path):
+def test_a_new_run_renames_the_checkpoints_of_an_earlier_one(tmp_path):
     for _ in range(2):
         checkpoint(tmp_path / "checkpoints", 50)
         Checkpoints(tmp_path / "checkpoints", 2).set_aside()
@@ -537,7 +537,7 @@ def test_a_run_that_starts_anew_keeps_the_old_checkpoints_elsewhere(tmp_path):
     assert [steps(tmp_path / f"checkpoints.{n}") for n in (1, 2)] == [[50], [50]]
 
 
-def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
+def test_a_failed_checkpoint_keeps_the_earlier_one(tmp_path):
     checkpoint(tmp_path, 5)
 
     def full(path):
@@ -554,7 +554,7 @@ def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
 
 
 @pytest.mark.parametrize("error", [HostDied("the host died"), KeyError("bug"), KeyboardInterrupt()], ids=repr)
-def test_what_is_no_matter_of_the_disk_is_not_called_one(tmp_path, error):
+def test_other_errors_keep_their_type_and_get_a_note(tmp_path, error):
     checkpoint(tmp_path, 5)
 
     def fail(path):
@@ -570,7 +570,7 @@ def test_what_is_no_matter_of_the_disk_is_not_called_one(tmp_path, error):
     assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
 
 
-def test_what_a_killed_process_left_half_written_is_swept(tmp_path):
+def test_a_half_written_checkpoint_of_a_killed_process_is_removed(tmp_path):
     checkpoint(tmp_path, 5)
     (tmp_path / ".step_000006.writing" / "actor").mkdir(parents=True)
 
@@ -579,7 +579,7 @@ def test_what_a_killed_process_left_half_written_is_swept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
 
 
-def test_a_kill_while_an_old_checkpoint_is_removed_leaves_nothing_after_the_next_start(tmp_path, monkeypatch):
+def test_a_half_removed_checkpoint_is_removed_at_the_next_start(tmp_path, monkeypatch):
     for step in (1, 2):
         checkpoint(tmp_path, step)
 
@@ -605,7 +605,7 @@ def test_export_and_resume_find_the_same_checkpoint(tmp_path):
     assert find_checkpoint(tmp_path).step == Checkpoints(tmp_path / "checkpoints", 2).latest().step == 1_000_000
 
 
-def test_a_resume_over_other_prompts_is_refused_in_the_plan(plan_of, tmp_path):
+def test_resuming_with_different_prompts_is_refused(plan_of, tmp_path):
     loader = make_loader(plan_of().config, plan_of().prompts).state_dict()
     checkpoint(tmp_path / "run" / "checkpoints", 5, loader=loader)
 
@@ -616,7 +616,7 @@ def test_a_resume_over_other_prompts_is_refused_in_the_plan(plan_of, tmp_path):
         plan_of(data__template="Q: {prompt}")
 
 
-def test_a_resume_over_other_answers_is_refused_in_the_plan(plan_of, make, tmp_path):
+def test_resuming_with_different_answers_is_refused(plan_of, make, tmp_path):
     loader = make_loader(plan_of().config, plan_of().prompts).state_dict()
     checkpoint(tmp_path / "run" / "checkpoints", 5, loader=json.loads(json.dumps(loader)))
     data = Path(make().data.train)
@@ -626,7 +626,7 @@ def test_a_resume_over_other_answers_is_refused_in_the_plan(plan_of, make, tmp_p
         plan_of()
 
 
-def test_a_resume_with_another_number_of_samples_is_refused_as_their_ids_would_repeat(plan_of, tmp_path):
+def test_resuming_with_another_samples_per_prompt_is_refused(plan_of, tmp_path):
     loader = make_loader(plan_of().config, plan_of().prompts).state_dict()
     checkpoint(tmp_path / "run" / "checkpoints", 5, loader=loader)
 
@@ -635,7 +635,7 @@ def test_a_resume_with_another_number_of_samples_is_refused_as_their_ids_would_r
 
 
 @pytest.mark.parametrize("name", ["reward:exact_match", "advantage", "advantage_mean"])
-def test_a_column_that_the_run_writes_is_refused(plan_of, make, name):
+def test_a_data_column_that_the_run_writes_is_refused(plan_of, make, name):
     data = Path(make().data.train)
     data.write_text(data.read_text().replace('"answer"', f'"{name}": 1, "answer"'))
 
@@ -681,7 +681,7 @@ PPO_WITH_REFERENCE = {"name": "ppo", "kl": {"coefficient": 0.1}}
         ("auto", "cuda", {"rollout": "other", "reference": "other"}, ("reference",)),
     ],
 )
-def test_who_takes_turns_with_the_rollout(plan_of, monkeypatch, setting, device, placement, expected):
+def test_roles_that_share_devices_with_the_rollout(plan_of, monkeypatch, setting, device, placement, expected):
     monkeypatch.setattr("rlcore.trainer.turns.resolve_device", lambda asked: device)
     settings = {"algorithm": PPO_WITH_REFERENCE, "pools": pools(main=1, other=1), "placement": placement}
 
@@ -691,7 +691,7 @@ def test_who_takes_turns_with_the_rollout(plan_of, monkeypatch, setting, device,
 ELSEWHERE = {"name": "ray", "address": "10.0.0.1:6379"}
 
 
-def test_plan_for_a_cluster_says_that_its_devices_are_not_known_yet(plan_of, monkeypatch):
+def test_plan_for_a_cluster_shows_that_devices_are_undecided(plan_of, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
     plan = plan_of(runtime=ELSEWHERE, pools={"main": {}})
@@ -704,7 +704,7 @@ def test_plan_for_a_cluster_says_that_its_devices_are_not_known_yet(plan_of, mon
     assert line(plan, "sharing").endswith(" (only if it has GPUs)")
 
 
-def test_plan_for_a_cluster_with_a_named_device_does_not_look_at_this_machine(plan_of, monkeypatch):
+def test_plan_for_a_cluster_with_a_named_device_ignores_this_machine(plan_of, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
 
     plan = plan_of(runtime=ELSEWHERE, pools=pools(main=1))
@@ -713,7 +713,7 @@ def test_plan_for_a_cluster_with_a_named_device_does_not_look_at_this_machine(pl
     assert plan.turns == ()
 
 
-def test_plan_says_when_gpus_of_this_machine_stay_unused(plan_of, monkeypatch):
+def test_plan_shows_unused_gpus_of_this_machine(plan_of, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     for kind in ("device", "machine"):
@@ -729,7 +729,7 @@ class Stays(FakeRollout):
     takes_turns = None
 
 
-def test_turns_that_cannot_be_are_refused_when_asked_for(plan_of):
+def test_impossible_device_sharing_is_refused(plan_of):
     with pytest.raises(ConfigError) as error:
         plan_of(take_turns="always", pools=pools(main=1, other=1), placement={"rollout": "other"})
     assert str(error.value) == (
@@ -742,7 +742,7 @@ def test_turns_that_cannot_be_are_refused_when_asked_for(plan_of):
         plan_of(take_turns="sometimes")
 
 
-def test_an_engine_that_keeps_its_gpu_is_told(plan_of, monkeypatch, caplog):
+def test_an_engine_that_cannot_free_its_gpu_is_logged(plan_of, monkeypatch, caplog):
     monkeypatch.setattr("rlcore.trainer.turns.resolve_device", lambda asked: "cuda")
 
     assert plan_of(rollout={"name": f"{__name__}:Stays"}).turns == ()
@@ -752,7 +752,7 @@ def test_an_engine_that_keeps_its_gpu_is_told(plan_of, monkeypatch, caplog):
     )
 
 
-def test_turns_on_cpus_must_fit_together(plan_of, monkeypatch):
+def test_device_sharing_on_cpus_must_fit_together(plan_of, monkeypatch):
     plan = plan_of(take_turns="always")
     need = estimate_of_actor(plan.config) + rollout_bytes(
         ModelSize.read(Path(plan.config.model.path)), num_sequences=12, max_tokens=48, half=False
@@ -769,13 +769,13 @@ def test_turns_on_cpus_must_fit_together(plan_of, monkeypatch):
         describe(plan)
 
 
-def test_turns_on_gpus_need_the_larger_turn_and_room_in_the_host(plan_of, monkeypatch):
+def test_device_sharing_on_gpus_must_fit_each_phase_and_the_host(plan_of, monkeypatch):
     for module in ("turns", "describe"):
         monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
     plan = plan_of(algorithm=PPO_WITH_REFERENCE)
     size = ModelSize.read(Path(plan.config.model.path))
     training = 2 * estimate_of_actor(plan.config) + frozen_bytes(size)
-    # gradients are not kept; the reference and the engine keep their weights
+    # gradients are dropped; the reference and the engine keep their weights
     parked = 2 * 12 * size.num_parameters + 4 * size.num_parameters + 4 * size.num_parameters
     has = {"device": training, "machine": parked}
     monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: has["device"])
@@ -800,7 +800,7 @@ def estimate_of_actor(config):
     return trained_bytes(size) + activation_bytes(size, max_tokens=tokens, half=False, checkpointing=False)
 
 
-def test_a_plan_counts_a_weight_update_beside_the_awake_engine(plan_of, monkeypatch):
+def test_a_plan_counts_a_weight_update_in_addition_to_the_engine(plan_of, monkeypatch):
     for module in ("turns", "describe"):
         monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
     monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: 2**30)
@@ -820,7 +820,7 @@ class RefusesFloat32(FakeRollout):
             raise ConfigError("no kernels for float32\nType  model.precision=bfloat16")
 
 
-def test_an_engine_may_refuse_a_precision_in_the_plan(plan_of, monkeypatch):
+def test_an_engine_can_refuse_a_precision_in_the_plan(plan_of, monkeypatch):
     rollout = {"name": f"{__name__}:RefusesFloat32"}
     assert describe(plan_of(rollout=rollout))
     monkeypatch.setattr("rlcore.trainer.describe.resolve_device", lambda asked: "cuda")
@@ -831,7 +831,7 @@ def test_an_engine_may_refuse_a_precision_in_the_plan(plan_of, monkeypatch):
     assert describe(plan_of(rollout=rollout, model__precision="bfloat16"))
 
 
-def test_float32_on_gpus_is_warned_about(plan_of, monkeypatch):
+def test_float32_on_gpus_gives_a_warning(plan_of, monkeypatch):
     def warnings(**settings):
         return [text for text in describe(plan_of(**settings)) if text.startswith("warning")]
 
@@ -848,7 +848,7 @@ class Gathers(LocalBackend):
     working_bytes = staticmethod(lambda config, size, *, precision, world_size, trained: 2**30 + size.num_parameters)
 
 
-def test_a_plan_counts_what_a_step_gathers(plan_of):
+def test_a_plan_counts_the_working_memory_of_a_step(plan_of):
     plan = plan_of(backend={"name": f"{__name__}:Gathers"})
     gathered = 2**30 + ModelSize.read(Path(plan.config.model.path)).num_parameters
 
@@ -856,7 +856,7 @@ def test_a_plan_counts_what_a_step_gathers(plan_of):
 
 
 @pytest.mark.parametrize(("setting", "sequences"), [({"max_batch_size": 5}, 5), ({"max_batch_tokens": 100}, 2)])
-def test_memory_of_a_rollout_is_that_of_what_runs_at_once(plan_of, setting, sequences):
+def test_rollout_memory_counts_sequences_that_run_together(plan_of, setting, sequences):
     plan = plan_of(rollout={"name": "hf", **setting})  # 12 sequences of at most 48 tokens
     size = ModelSize.read(Path(plan.config.model.path))
 
@@ -867,7 +867,7 @@ class TakesHalf(FakeRollout):
     engine_bytes = staticmethod(lambda config, weights, cache, *, device: device // 2 or weights + 2 * cache)
 
 
-def test_an_engine_says_what_it_takes(plan_of, monkeypatch):
+def test_an_engine_can_estimate_its_own_memory(plan_of, monkeypatch):
     plan = plan_of(rollout={"name": f"{__name__}:TakesHalf"})
     size = ModelSize.read(Path(plan.config.model.path))
     weights, whole = (rollout_bytes(size, num_sequences=n, max_tokens=48, half=False) for n in (0, 12))
@@ -890,7 +890,7 @@ def test_held_out_prompts_are_spread_over_the_file(plan_of):
 
 
 def leaves(cls, key=""):
-    """Dotted names of all settings below a dataclass, with the class and field each comes from."""
+    """Yield the dotted name and the field name of all settings below a dataclass."""
     for field in fields(cls):
         kind = get_type_hints(cls)[field.name]
         inner = [item for item in (kind, *get_args(kind)) if is_dataclass(item) and item not in (Choice, RewardItem)]
@@ -910,11 +910,11 @@ HANDED_ON = {
     "sampling": "rollouts/",
     "pools": "controller/",
 }
-"""Sections that travel as a whole -> where their fields are read; all other reads name the section: config.run.seed."""
+"""Sections that are passed as a whole -> where their fields are read; others are read by name: config.run.seed."""
 
 
 def reads():
-    """(file, section or "", field) of every attribute that code of rlcore reads."""
+    """Yield (file, section or "", field) of every attribute that code of rlcore reads."""
     core = Path(rlcore.__file__).parent
     environments = core.parent / "plugins" / "rlcore-environments" / "src"
     for root, path in [(home, path) for home in (core, environments) for path in home.rglob("*.py")]:
@@ -950,7 +950,7 @@ class Misspelt(GRPO):
     witout = ("reward",)
 
 
-def test_a_misspelt_optional_member_is_reported(plan_of, caplog):
+def test_a_misspelled_optional_member_is_reported(plan_of, caplog):
     plan_of(algorithm={"name": f"{__name__}:Misspelt"})
 
     assert f"algorithm '{__name__}:Misspelt': 'witout' has no effect; did you mean 'without'?" in caplog.text

@@ -1,4 +1,4 @@
-"""The Ray runtime when things go wrong: a hang is a diagnosis, a death is said at once."""
+"""Failures of the Ray runtime: a hang is diagnosed, a death is reported at once."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def test_a_deadline_shows_the_stack_of_the_stuck_rank(echo):
     assert "runtime.call_timeout_s" in str(raised.value)
 
 
-def test_deadline_of_a_start_names_its_own_setting():
+def test_the_deadline_of_a_start_names_its_setting():
     runtime = make_runtime(RuntimeConfig(name="ray", start_timeout_s=60))
     try:
         runtime.start({"main": PoolConfig(device="cpu")}, {})
@@ -60,11 +60,11 @@ def test_deadline_of_a_start_names_its_own_setting():
 
 
 SLOW = Exception("The current node timed out during startup. This could happen because ...")
-"""Of Ray, when its processes need more than 30 s."""
+"""Error of Ray when its processes need more than 30 s."""
 
 
 def start_with(monkeypatch, failures, **config):
-    """Start a runtime whose Ray fails like this; return the error, and how often Ray was started."""
+    """Start a runtime whose Ray raises these errors; return the final error and the number of starts."""
     pending = list(failures)
     starts = []
 
@@ -78,7 +78,7 @@ def start_with(monkeypatch, failures, **config):
     return str(raised.value), len(starts)
 
 
-def test_ray_that_needs_longer_than_its_own_limit_is_started_again(monkeypatch, caplog):
+def test_ray_is_started_again_after_its_own_time_limit(monkeypatch, caplog):
     text, starts = start_with(monkeypatch, [SLOW, SLOW, OSError("no space left on device")])
 
     assert starts == 3
@@ -87,7 +87,7 @@ def test_ray_that_needs_longer_than_its_own_limit_is_started_again(monkeypatch, 
     assert "rlcore doctor" in text.splitlines()[1]
 
 
-def test_ray_that_does_not_start_in_time_names_the_setting(monkeypatch):
+def test_when_ray_does_not_start_in_time_the_setting_is_named(monkeypatch):
     text, starts = start_with(monkeypatch, [SLOW], start_timeout_s=1e-9)
 
     assert starts == 1
@@ -95,7 +95,7 @@ def test_ray_that_does_not_start_in_time_names_the_setting(monkeypatch):
     assert text.endswith("\nWait longer:  runtime.start_timeout_s=2e-09")
 
 
-def test_cluster_that_refuses_the_driver_is_named_with_what_to_type(monkeypatch):
+def test_a_cluster_that_refuses_the_driver_is_named(monkeypatch):
     monkeypatch.setattr("rlcore.controller.ray_runtime._check_address", lambda address: None)
 
     text, _ = start_with(monkeypatch, [ConnectionError("Failed to connect")], address="10.0.0.1:6379")
@@ -104,7 +104,7 @@ def test_cluster_that_refuses_the_driver_is_named_with_what_to_type(monkeypatch)
     assert "export RAY_AUTH_MODE=token" in text
 
 
-def test_processes_of_a_start_that_was_given_up_are_ended(monkeypatch):
+def test_processes_of_an_abandoned_start_are_ended(monkeypatch):
     get_node, calls = ray._private.services.get_node, []
 
     def late(*args):

@@ -1,4 +1,4 @@
-"""BatchRef: the operations of Batch on columns that lie elsewhere, without bringing them."""
+"""BatchRef: the operations of Batch on remote columns, without fetching them."""
 
 import pickle
 
@@ -10,7 +10,7 @@ from rlcore.data.batch import Batch
 
 
 class CountingStore:
-    """Keeps values in a list and counts what is brought back."""
+    """Keeps values in a list and counts the values that are fetched."""
 
     def __init__(self):
         self.values = []
@@ -47,7 +47,7 @@ def same(ref, batch):
 
 
 class Reference:
-    """As large as a reference of Ray in a message."""
+    """An object with the message size of a Ray reference."""
 
     def __reduce__(self):
         return bytes.fromhex, (f"{id(self):0140x}",)
@@ -59,7 +59,7 @@ class References(CountingStore):
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(1, 512), (8, 512), (32, 64)])
-def test_num_bytes_is_what_the_shares_of_a_balanced_batch_take_in_a_message(ranks, rows):
+def test_num_bytes_is_the_message_size_of_a_balanced_batch(ranks, rows):
     store = References()
     whole = BatchRef.cat([make(store, rows=rows)[1] for _ in range(ranks)]).take(range(rows * ranks)).balance(ranks)
 
@@ -100,7 +100,7 @@ def test_operations_on_several_shards_equal_those_of_batch(operation):
     assert same(operation(BatchRef.cat([ref_a, ref_b])), operation(Batch.cat([a, b])))
 
 
-def test_only_the_shards_that_rows_need_are_brought():
+def test_only_shards_of_selected_rows_are_fetched():
     store = CountingStore()
     refs = [make(store, first)[1] for first in range(3)]
 
@@ -109,7 +109,7 @@ def test_only_the_shards_that_rows_need_are_brought():
     assert len(store.brought) == 1
 
 
-def test_fetch_of_row_numbers_brings_nothing():
+def test_fetching_numeric_row_columns_reads_nothing_from_the_store():
     store = CountingStore()
     _, ref = make(store)
 
@@ -129,7 +129,7 @@ def test_merge_after_reordering_keeps_rows_together():
     assert merged.take([1])["seen"].tolist() == [3]
 
 
-def test_merge_refuses_other_rows_and_doubtful_columns():
+def test_merge_refuses_different_rows_and_conflicting_columns():
     store = CountingStore()
     _, ref = make(store)
     _, other = make(store)
@@ -152,7 +152,7 @@ def test_with_rows_replaces_and_adds():
     assert ref.fetch("reward").tolist() == [0.0, 1.0, 2.0]
 
 
-def test_unknown_columns_are_named():
+def test_an_unknown_column_is_named():
     _, ref = make(CountingStore())
 
     with pytest.raises(KeyError, match="Did you mean 'reward'"):
@@ -161,7 +161,7 @@ def test_unknown_columns_are_named():
         ref.drop("x")
 
 
-def test_pickle_leaves_the_store_behind():
+def test_pickling_omits_the_store():
     _, ref = make(CountingStore())
 
     again = pickle.loads(pickle.dumps(ref.take([1])))
@@ -170,7 +170,7 @@ def test_pickle_leaves_the_store_behind():
     assert again.columns == ref.columns
 
 
-def test_what_the_controller_holds_does_not_grow_with_tokens():
+def test_controller_memory_does_not_grow_with_tokens():
     store = CountingStore()
 
     def held(tokens):

@@ -1,4 +1,4 @@
-"""A signal ends the run also where Python drops exceptions, and not in the middle of Ray's start."""
+"""A signal ends the run even if Python drops its exception, but not in the middle of Ray's start."""
 
 import signal
 import sys
@@ -23,7 +23,7 @@ def signals():
     assert [*map(signal.getsignal, ENDS), sys.unraisablehook] == before
 
 
-class InFinaliser:
+class InFinalizer:
     def __init__(self, number):
         self.number = number
 
@@ -32,23 +32,23 @@ class InFinaliser:
 
 
 @pytest.mark.parametrize("number", ENDS)
-def test_an_end_that_a_finaliser_dropped_comes_again_without_a_traceback(signals, capsys, number):
+def test_a_signal_dropped_in_a_finalizer_is_sent_again_without_a_traceback(signals, capsys, number):
     with pytest.raises(ENDS[number]):  # noqa: PT012
-        InFinaliser(number)
+        InFinalizer(number)
         time.sleep(HANG_S)
     assert signals.asked == number
     assert capsys.readouterr().err == ""
 
 
-def test_a_second_interrupt_in_steps_that_a_finaliser_dropped_ends_the_run_at_once(signals):
+def test_a_second_interrupt_dropped_in_a_finalizer_ends_the_run_at_once(signals):
     signals.in_steps = True
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        InFinaliser(signal.SIGINT)
+        InFinalizer(signal.SIGINT)
         time.sleep(HANG_S)
 
 
-def test_other_exceptions_of_a_finaliser_are_shown_as_before(signals, monkeypatch):
+def test_other_exceptions_in_finalizers_are_shown_as_before(signals, monkeypatch):
     shown = []
     monkeypatch.setattr(signals, "_hook_before", shown.append)
 

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, they are the same on both runtimes, and they go on where they stopped."""
+"""Whole runs: they learn, give the same results on both runtimes, and resume where they stopped."""
 
 import json
 import os
@@ -21,7 +21,7 @@ FAULTS = Path(__file__).with_name("faults.py")
 
 @pytest.fixture(scope="module", autouse=True)
 def _quickstart_assets(tmp_path_factory):
-    """Made once; kept across runs of the tests where the user's cache is."""
+    """Create the quickstart assets once, in the user's cache."""
     os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
 
 
@@ -37,7 +37,7 @@ def command(*arguments: str, mark: str = "", **env: str) -> subprocess.Popen:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that carry the mark in their environment, whoever their parent is now."""
+    """Return the processes with this mark in their environment variables."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -65,14 +65,14 @@ def test_the_quickstart_learns_in_forty_steps(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_ray_and_local_give_the_same_bits(tmp_path, algorithm):
+def test_ray_and_local_give_bitwise_equal_results(tmp_path, algorithm):
     more = [] if algorithm == "grpo" else ["algorithm=ppo", "algorithm.kl.coefficient=0.1"]
     train(small_run(tmp_path / "local", *more), dry_run=False)
     train(small_run(tmp_path / "ray", *more, "runtime=ray"), dry_run=False)
     assert metrics(tmp_path / "local") == metrics(tmp_path / "ray")
 
 
-def test_an_algorithm_of_a_file_takes_its_own_settings_to_the_hosts(tmp_path):
+def test_an_algorithm_in_a_file_gets_its_own_settings_on_the_hosts(tmp_path):
     code = """
 from dataclasses import dataclass
 from rlcore.algorithms.grpo import GRPO, GRPOConfig
@@ -95,13 +95,13 @@ class Mine(GRPO):
     assert metrics(tmp_path)[1]["actor/boost"] == 2.5
 
 
-def test_split_pools_give_the_same_bits_as_one(tmp_path):
+def test_split_pools_give_the_same_results_as_one_pool(tmp_path):
     train(small_run(tmp_path / "one"), dry_run=False)
     train(small_run(tmp_path / "two", "runtime=ray", "placement=split"), dry_run=False)
     assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
 
 
-def test_two_data_parallel_ranks_train_as_one(tmp_path):
+def test_two_data_parallel_ranks_train_like_one(tmp_path):
     odd = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]  # 21 rows do not divide
     train(small_run(tmp_path / "one", *odd), dry_run=False)
     train(small_run(tmp_path / "two", *odd, "runtime=ray", "pools.main.devices_per_node=2"), dry_run=False)
@@ -109,7 +109,7 @@ def test_two_data_parallel_ranks_train_as_one(tmp_path):
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
 
 
-def test_resume_goes_on_with_the_same_bits(tmp_path):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(tmp_path):
     every = "checkpoint.every_steps=3"
     train(small_run(tmp_path / "whole", every, steps=7), dry_run=False)
     with pytest.raises(RuntimeError, match="fourth step"):
@@ -119,7 +119,7 @@ def test_resume_goes_on_with_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, background):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, background):
     later = [
         f"backend={FAULTS}:WritesLater",
         "algorithm.minibatches=1",
@@ -137,7 +137,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, background):
         assert not any(path.exists() for path in written)
 
 
-def test_an_error_of_the_next_step_does_not_cost_the_checkpoint_that_is_being_written(tmp_path):
+def test_an_error_in_the_next_step_keeps_the_checkpoint_that_is_being_written(tmp_path):
     later = [f"backend={FAULTS}:WritesLater", "checkpoint.every_steps=3"]
     train(small_run(tmp_path / "whole", *later, steps=7), dry_run=False)
     with pytest.raises(RuntimeError, match="fourth step"):
@@ -148,8 +148,8 @@ def test_an_error_of_the_next_step_does_not_cost_the_checkpoint_that_is_being_wr
 
 
 @pytest.mark.parametrize("runtime", ["local", "ray"])
-def test_a_reward_that_raises_costs_no_step_before_it(tmp_path, runtime):
-    """Mended, the run goes on where it was, and learns what it had learned without the fault."""
+def test_a_raising_reward_loses_no_earlier_step(tmp_path, runtime):
+    """With the reward fixed, the run resumes and gives the same results as one without the error."""
     code = """
 from pathlib import Path
 from rlcore import hookimpl
@@ -176,7 +176,7 @@ class Ends:
 
 
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
+def test_a_killed_run_resumes_with_bitwise_equal_results(tmp_path, fault):
     more = ["checkpoint.every_steps=2", "algorithm.minibatches=1", f"backend={FAULTS}:{fault}"]
     train(small_run(tmp_path / "whole", *more[:2], steps=6), dry_run=False)
     arguments = small_run(tmp_path / "cut", *more, steps=6)
@@ -190,7 +190,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, fault):
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
-def test_a_dead_host_ends_the_run_and_says_who_died(tmp_path):
+def test_a_dead_host_ends_the_run_and_is_named(tmp_path):
     mark = uuid.uuid4().hex
     arguments = small_run(tmp_path, "runtime=ray", "algorithm.minibatches=1", f"backend={FAULTS}:DiesInStep", steps=6)
     process = command(*arguments, mark=mark)
@@ -205,7 +205,7 @@ def test_only_the_last_checkpoints_are_kept(tmp_path):
     assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["step_000003", "step_000004"]
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
+def test_a_full_disk_keeps_the_last_checkpoint_intact(tmp_path):
     limited = (
         "import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1));"
         "from rlcore.cli import main; sys.exit(main(sys.argv[2:]))"
@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path):
     assert "resumes at step 2" in again.stdout
 
 
-def test_gradients_that_are_not_finite_are_skipped_and_then_stop_the_run(tmp_path):
+def test_non_finite_gradients_are_skipped_and_then_stop_the_run(tmp_path):
     with pytest.raises(RunError, match="2 steps in a row had a loss or gradient that is not finite"):
         train(small_run(tmp_path, f"backend={FAULTS}:AlwaysNaN", "trainer.max_skipped_steps=2", steps=6), dry_run=False)
     assert len(json.loads((tmp_path / "r" / "bad_samples.json").read_text())["sample_ids"]) == 32
@@ -261,7 +261,7 @@ def test_a_second_interrupt_abandons_the_step(tmp_path):
     assert marked(mark) == []
 
 
-def test_an_interrupt_before_the_first_step_ends_the_run_and_all_that_it_started(tmp_path):
+def test_an_interrupt_before_the_first_step_ends_the_run_and_all_its_processes(tmp_path):
     mark = uuid.uuid4().hex
     process = command(*small_run(tmp_path, "runtime=ray", "trackers=[console,jsonl]", steps=100000), mark=mark)
     _wait_for_steps(tmp_path / "r" / "metrics.jsonl", -1)
@@ -286,14 +286,14 @@ def test_two_runs_never_share_a_directory(tmp_path):
     assert len(metrics(tmp_path)) == 2
 
 
-def test_runs_without_a_name_that_begin_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
+def test_unnamed_runs_that_start_at_the_same_time_get_separate_directories(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcore.cli.train._new_name", lambda config, overrides: "same")
     for _ in range(2):
         train(small_run(tmp_path, "run.name=", steps=1), dry_run=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same-2"]
 
 
-def test_a_checkpoint_that_stayed_on_another_node_is_not_counted(tmp_path):
+def test_a_checkpoint_that_exists_only_on_another_node_is_rejected(tmp_path):
     more = ["checkpoint.every_steps=1", f"algorithm={FAULTS}:Elsewhere"]
     with pytest.raises(
         RunError, match=r"(?s)exists on the node of role 'actor', but not on this one.*run.directory=DIR"
@@ -303,7 +303,7 @@ def test_a_checkpoint_that_stayed_on_another_node_is_not_counted(tmp_path):
 
 
 def _wait_until_gone(mark: str) -> None:
-    wait_until(lambda: not marked(mark))  # Ray's own agents may take a minute to see that their node is gone
+    wait_until(lambda: not marked(mark))  # Ray's agents may take a minute to notice that their node is gone
 
 
 def _wait_for_steps(path: Path, steps: int) -> None:

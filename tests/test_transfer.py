@@ -1,4 +1,4 @@
-"""Ways of weights between pools: all of them or an error, in buckets, and again after what failed."""
+"""Weight transfer between pools: complete or an error, in buckets, and again after a failure."""
 
 import logging
 import weakref
@@ -41,7 +41,7 @@ def small_buckets(monkeypatch):
 
 @pytest.fixture(scope="module")
 def runtimes():
-    """By name, started when they are first asked for."""
+    """Return runtimes by name, started on first use."""
     started = {}
     yield lambda name: started[name] if name in started else started.setdefault(name, start(name))
     for runtime in started.values():
@@ -60,7 +60,7 @@ def parts(runtimes, request):
     return source, target, way(source=source, target=target)
 
 
-def test_every_rank_gets_every_bit_with_the_version(parts):
+def test_every_rank_gets_equal_weights_with_the_version(parts):
     source, target, way = parts
     for version in (1, 2, 3):
         source.become(version)
@@ -70,7 +70,7 @@ def test_every_rank_gets_every_bit_with_the_version(parts):
     assert source.walks() == [3, 3], "gathering is collective: every rank walks"
 
 
-def test_a_source_that_fails_on_the_way_leaves_no_rank_with_a_version(parts):
+def test_after_a_failure_of_the_source_no_rank_has_the_version(parts):
     source, target, way = parts
     way.send(1)
     source.become(2, fails_at="layer.7")
@@ -85,7 +85,7 @@ def test_a_source_that_fails_on_the_way_leaves_no_rank_with_a_version(parts):
 
 
 @pytest.mark.parametrize("name", ["a", "large", "layer.19", "the end"])
-def test_when_one_rank_fails_none_serves_and_the_next_update_mends_it(parts, name):
+def test_when_one_rank_fails_none_serves_until_the_next_update(parts, name):
     source, target, way = parts
     target.fail_at(name)
 
@@ -130,7 +130,7 @@ def test_the_group_is_built_once(runtimes, monkeypatch):
 
 
 class CountingStore(LocalStore):
-    """Knows how many bytes of what was put are still there."""
+    """Counts the stored bytes that are still referenced."""
 
     def __init__(self):
         self.live, self.most = weakref.WeakSet(), 0
@@ -141,7 +141,7 @@ class CountingStore(LocalStore):
         return super().put(values)
 
 
-def test_no_more_than_two_buckets_lie_in_the_store(monkeypatch):
+def test_the_store_never_has_more_than_two_buckets(monkeypatch):
     monkeypatch.setattr("rlcore.controller.runtime.LocalStore", CountingStore)
     runtime = start("local")
     source, target = (spawn(it, runtime, role=it.__name__, pool=pool) for it, pool in ((Giver, "a"), (Taker, "b")))
@@ -154,7 +154,7 @@ def test_no_more_than_two_buckets_lie_in_the_store(monkeypatch):
 
 
 @pytest.mark.parametrize("way", [ObjectStore, Collective])
-def test_a_target_killed_while_weights_arrive_is_said_at_once(way):
+def test_a_target_killed_during_a_transfer_is_reported_at_once(way):
     runtime = start("ray")
     try:
         source = spawn(Giver, runtime, role="actor", pool="a")
@@ -169,7 +169,7 @@ def test_a_target_killed_while_weights_arrive_is_said_at_once(way):
         runtime.shutdown()
 
 
-def test_ways_that_cannot_be_say_which_can():
+def test_an_impossible_transfer_method_is_refused_with_a_possible_one():
     runtime = make_runtime(RuntimeConfig(name="local"))
     runtime.start({pool: PoolConfig(device="cpu") for pool in ("a", "b")}, {})
     source, same, other = (
@@ -185,7 +185,7 @@ def test_ways_that_cannot_be_say_which_can():
 
 
 @pytest.mark.parametrize("transfer", ["object_store", "collective"])
-def test_a_run_with_two_pools_has_the_bits_of_one_in_a_process(tmp_path, transfer):
+def test_a_run_with_two_pools_equals_a_run_in_one_process(tmp_path, transfer):
     train(small_run(tmp_path / "local", steps=3), dry_run=False)
     more = ["runtime=ray", "placement=split", f"transfer={transfer}"]
     train(small_run(tmp_path / "split", *more, steps=3), dry_run=False)

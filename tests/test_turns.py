@@ -1,4 +1,4 @@
-"""Rollout and trained models take turns on their devices: who leaves before whom, and that a run is the same by turns."""
+"""Device sharing of rollout and models: the order of offloading, and equal results with and without it."""
 
 import json
 
@@ -19,7 +19,7 @@ LOG = []
 
 
 class Model(Worker):
-    """Says what it was told; two of them share a pool with an engine."""
+    """Logs its calls; two of them share a pool with an engine."""
 
     @dispatch("all", on_device=False)
     def offload(self):
@@ -64,13 +64,13 @@ def groups():
     runtime.shutdown()
 
 
-def test_those_that_leave_have_left_before_others_come(groups):
+def test_one_side_frees_the_devices_before_the_other_takes_them(groups):
     actor, critic, rollout = groups
     noted = []
     Turns(rollout, [actor, critic], lambda name, value: noted.append((name, value > 0)))
 
     rollout.generate()
-    actor.look()  # needs no device
+    actor.look()  # does not need the device
     critic.learn()
     actor.learn()
     rollout.generate()
@@ -85,7 +85,7 @@ def test_those_that_leave_have_left_before_others_come(groups):
     assert noted == [(f"memory_gb/{name}", True) for name in names]
 
 
-def test_a_hand_over_that_fails_leaves_nobody_the_devices(groups, monkeypatch):
+def test_after_a_failed_switch_neither_side_has_the_devices(groups, monkeypatch):
     actor, critic, rollout = groups
     Turns(rollout, [actor, critic], lambda name, value: None)
 
@@ -96,7 +96,9 @@ def test_a_hand_over_that_fails_leaves_nobody_the_devices(groups, monkeypatch):
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no room"):
             actor.learn()
-    assert LOG == ["rollout sleeps", "rollout sleeps"], "it must try again, and never call a model that has not come"
+    assert LOG == ["rollout sleeps", "rollout sleeps"], (
+        "it must try again, and never call a model that was not reloaded"
+    )
 
 
 HERE = set()
@@ -104,7 +106,7 @@ HERE = set()
 
 
 class Away(LocalBackend):
-    """A model that cannot compute while it is away."""
+    """A model that cannot compute while it is offloaded."""
 
     def __init__(self, config: LocalConfig, **options):
         super().__init__(config, **options)
@@ -137,12 +139,12 @@ class Away(LocalBackend):
         super().load(directory)
 
     def weights(self):
-        assert not self.is_here, "weights travel while the engine has the device"
+        assert not self.is_here, "weights must be sent while the engine has the device"
         return super().weights()
 
 
 class Sleepy(HFRollout):
-    """An engine that is made, generates and takes weights only while no model is on the device."""
+    """An engine that is created, generates and loads weights only while no model is on the device."""
 
     def __init__(self, config: HFConfig, **options):
         assert not HERE
@@ -158,7 +160,7 @@ class Sleepy(HFRollout):
 
 
 @pytest.mark.parametrize("runtime", ["local", "ray"])
-def test_a_run_by_turns_has_the_bits_of_one_without(tmp_path, runtime):
+def test_a_run_with_device_sharing_gives_the_same_results_as_one_without(tmp_path, runtime):
     more = ["algorithm=ppo", "algorithm.kl.coefficient=0.1", "checkpoint.every_steps=1", "eval.every_steps=2"]
     strict = [f"backend={__name__}:Away", f"rollout={__name__}:Sleepy", "take_turns=always", f"runtime={runtime}"]
     for steps in (2, 3):  # the second resumes
