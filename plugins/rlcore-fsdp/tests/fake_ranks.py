@@ -91,6 +91,7 @@ def without_values(mode):
         mock.patch.object(rlcore_fsdp.backend, "build", fake_build),
         mock.patch.object(model, "load_shards"),
         mock.patch.object(model, "check_same_files"),
+        mock.patch.object(model, "check_finite"),
         mock.patch.object(model, "_check_packing", use_packed_attention),
         mock.patch.object(model, "check_directory", lambda path: path),
     ):
