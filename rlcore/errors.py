@@ -2,22 +2,22 @@
 
     RlcoreError
       UserError                  the user's input is wrong: exit code 2, no traceback
-        ConfigError              (ValueError)  a key, a value, or two values that contradict
-        PluginError              (LookupError) a name that cannot become an object; see registry/errors.py
+        ConfigError              (ValueError)  a key, a value, or two contradictory values
+        PluginError              (LookupError) a name that cannot be resolved; see registry/errors.py
         DataError                (ValueError)  a file, a line or a column of a data set
         ModelError               (ValueError)  a model directory or its tokenizer
-        CapacityError            (ValueError)  more devices asked for than there are
+        CapacityError            (ValueError)  more devices requested than available
       ColumnError                (KeyError)    a column that a batch does not have
       RunError                   the run failed: exit code 1
-        InfrastructureError      (RuntimeError) a process, a device, the disk: elsewhere it may work
-          DeadlineExceeded       (TimeoutError) a wait that ended without its answer
-          HostDied               a process that held workers is gone
-        TrackerError             a tracker could not write; what was learned can still be saved
-        SampleError              (ValueError)  this sample, this reward: others may be fine
+        InfrastructureError      (RuntimeError) a process, a device or the disk failed; a retry elsewhere may work
+          DeadlineExceeded       (TimeoutError) a wait that timed out
+          HostDied               a host process ended while its workers were needed
+        TrackerError             a tracker failed; training progress can still be saved
+        SampleError              (ValueError)  a single sample failed; others may be fine
         NumericalError           (ArithmeticError) a loss or a gradient that is not finite
 
-The first line of a message says what is wrong, with the name and value that the user wrote;
-the second says what to type. All of them pickle: they cross processes.
+The first line of a message states the problem, with the name and value that the user wrote; the second states what to
+type. All of them can be pickled, because they cross processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOST_PEER = "by peer"
-"""In what gloo says when the process at the other end is gone: connection closed, or reset, by peer."""
+"""Part of gloo's messages when the remote process is gone: connection closed, or reset, by peer."""
 
 
 class RlcoreError(Exception):
@@ -45,7 +45,7 @@ class ConfigError(UserError, ValueError):
 
 
 class PluginError(UserError, LookupError):
-    """A plugin name that cannot be resolved; `rlcore.registry.errors` has one class for each reason."""
+    """A plugin name that cannot be resolved; `rlcore.registry.errors` has one subclass per reason."""
 
 
 class DataError(UserError, ValueError):
@@ -57,17 +57,17 @@ class ModelError(UserError, ValueError):
 
 
 class CapacityError(UserError, ValueError):
-    """The cluster cannot hold what the placement asks for."""
+    """The placement requests more devices than the cluster has."""
 
 
 class ColumnError(RlcoreError, KeyError):
-    """A column that a batch does not have; the nearest name is in the message."""
+    """A column that a batch does not have; the message suggests the nearest name."""
 
     __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class RunError(RlcoreError):
-    """The run failed for a reason that is not in the user's input."""
+    """The run failed, and not because of the user's input."""
 
 
 class InfrastructureError(RunError, RuntimeError):
@@ -75,7 +75,7 @@ class InfrastructureError(RunError, RuntimeError):
 
 
 class DeadlineExceeded(InfrastructureError, TimeoutError):
-    """A wait ended at its deadline; the message says phase, role, rank and what the rank was doing."""
+    """A wait reached its deadline; the message names phase, role, rank and the rank's activity."""
 
 
 class HostDied(InfrastructureError):
@@ -83,7 +83,7 @@ class HostDied(InfrastructureError):
 
 
 class TrackerError(RunError):
-    """A tracker that could not start, write or finish; what was learned can still be saved."""
+    """A tracker could not start, write or finish; training progress can still be saved."""
 
 
 class SampleError(RunError, ValueError):
@@ -95,13 +95,13 @@ class NumericalError(RunError, ArithmeticError):
 
 
 def require(holds: bool, setting: str, expected: str, got: object, example: object) -> None:
-    """For `__post_init__` of settings: raise ConfigError with the field and what to type, unless `holds`."""
+    """Raise a ConfigError with the setting and what to type, unless `holds`; for `__post_init__` of settings."""
     if not holds:
         raise ConfigError(f"{setting}: expected {expected}, got {got}\nType  {setting}={example}")
 
 
 def nearest(name: str, known: list[str]) -> str | None:
-    """Return the known name closest to `name`, or None; difflib is imported only when something is wrong."""
+    """Return the known name closest to `name`, or None."""
     import difflib
 
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
@@ -109,7 +109,7 @@ def nearest(name: str, known: list[str]) -> str | None:
 
 
 def did_you_mean_path(path: Path, others: Iterable[Path]) -> str:
-    """The same for a path that is not there; only names are compared, as the folders are alike."""
+    """Return " Did you mean 'x'?" for a missing path; only file names are compared."""
     match = nearest(path.name, [other.name for other in others])
     return f" Did you mean '{path.with_name(match)}'?" if match else ""
 

@@ -1,8 +1,8 @@
-"""The model and the data of `preset=quickstart`, made on the spot: no download, about ten seconds, kept in a cache.
+"""Model and data of `preset=quickstart`, created locally in about ten seconds, without a download, and cached.
 
-`rlcore train` calls `locate` for a path that begins with `quickstart:` (model, train, eval). The task is to sort five
-digits, `sort 42913=` -> `12349`. The model is tiny and has seen demonstrations, but each of them shows the digits in
-random order: it knows that an answer has these digits and ends, and nothing of sorting. Only the reward teaches that.
+`rlcore train` calls `locate` for a path that starts with `quickstart:` (model, train, eval). The task is to sort five
+digits, `sort 42913=` -> `12349`. The tiny model is trained on demonstrations with the digits in random order: it knows
+that an answer has these digits and ends, but nothing about sorting, which only the reward teaches.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ PREFIX: Final = "quickstart:"
 _SPECIAL: Final = ("<pad>", "<eos>", "<bos>")
 _CHARACTERS: Final = "0123456789abcdefghijklmnopqrstuvwxyz =+-.,"
 _HELD_OUT: Final = 8
-"""One number in so many, chosen by its hash, is never trained on."""
+"""One in this many numbers, chosen by hash, is never trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that decides what is made; the cache is keyed by it."""
+    """All parameters of the assets; the key of the cache."""
 
     version: int = 1
-    """Raised when the code below makes something else of the same numbers."""
+    """Increased when the code below gives other results for the same parameters."""
     seed: int = 0
     digits: int = 5
     hidden: int = 64
     layers: int = 2
     heads: int = 2
-    """Of 32 dimensions each, the smallest that the attention kernels of the inference engines take."""
+    """Number of heads with 32 dimensions each, the minimum of the inference engines' attention kernels."""
     warm_steps: int = 200
     warm_batch: int = 128
     lr: float = 3e-3
@@ -53,25 +53,25 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assets:
-    """What was made."""
+    """Paths of the assets."""
 
     model: Path
     """Directory in Hugging Face layout, with the tokenizer."""
     train: Path
     """JSONL with the columns `prompt` and `digits`."""
     eval: Path
-    """The same, of held-out numbers."""
+    """JSONL with the same columns, for held-out numbers."""
 
 
 def locate_assets(config: Config, progress: Callable[[str], None] = lambda line: None) -> Config:
-    """The config with real paths for those that begin with `quickstart:`."""
+    """Return the config with `quickstart:` paths replaced by real ones."""
     model = replace(config.model, path=locate(config.model.path, progress))
     data = replace(config.data, train=locate(config.data.train, progress), eval=locate(config.data.eval, progress))
     return replace(config, model=model, data=data)
 
 
 def locate(path: str, progress: Callable[[str], None] = lambda line: None) -> str:
-    """The path that `quickstart:model`, `quickstart:train` or `quickstart:eval` stands for; any other is returned as it is."""
+    """Return the path for `quickstart:model`, `quickstart:train` or `quickstart:eval`, and any other path unchanged."""
     if not path.startswith(PREFIX):
         return path
     name = path.removeprefix(PREFIX)
@@ -84,7 +84,7 @@ def locate(path: str, progress: Callable[[str], None] = lambda line: None) -> st
 
 
 def cache_directory() -> Path:
-    """$RLCORE_CACHE, else rlcore/ in $XDG_CACHE_HOME or ~/.cache."""
+    """Return $RLCORE_CACHE, or else rlcore/ in $XDG_CACHE_HOME or ~/.cache."""
     if own := os.environ.get("RLCORE_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "rlcore"
@@ -93,7 +93,7 @@ def cache_directory() -> Path:
 def prepare(
     directory: Path, recipe: Recipe | None = None, progress: Callable[[str], None] = lambda line: None
 ) -> Assets:
-    """Make the assets below `directory`, or find them there."""
+    """Return the assets below `directory`, created if missing."""
     recipe = recipe or Recipe()
     key = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:12]
     final = directory / f"quickstart-{key}"
@@ -106,8 +106,8 @@ def prepare(
 def make_once(final: Path, make: Callable[[Path], None]) -> Path:
     """Return the directory `final`, filled by `make` unless it exists.
 
-    `make` fills a temporary directory, which is then renamed: `final` is complete however many processes make it at
-    the same time.
+    `make` fills a temporary directory, which is then renamed, so that `final` is complete even if several processes
+    create it at the same time.
     """
     if not final.is_dir():
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _settle(beside: Path, final: Path) -> None:
     try:
         beside.rename(final)
     except OSError:
-        if not final.is_dir():  # another process was first, with the same content
+        if not final.is_dir():  # another process was first, with equal content
             raise
 
 
@@ -138,7 +138,7 @@ def _make(directory: Path, recipe: Recipe, progress: Callable[[str], None]) -> N
         lines = [json.dumps({"prompt": f"sort {number}=", "digits": number}) for number in numbers]
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # such small matrices are slower with two
+    torch.set_num_threads(1)  # faster for matrices this small
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
@@ -163,7 +163,7 @@ def _save(model: Any, directory: Path) -> None:
 
 
 def _numbers(recipe: Recipe, generator: torch.Generator) -> tuple[list[str], list[str]]:
-    """Different numbers to train on and to hold out, in random order."""
+    """Return disjoint numbers for training and evaluation, in random order."""
     import torch
 
     order = torch.randperm(10**recipe.digits, generator=generator).tolist()
@@ -176,7 +176,7 @@ def _numbers(recipe: Recipe, generator: torch.Generator) -> tuple[list[str], lis
 
 
 def _tokenizer() -> Any:
-    """A character is a token; no chat template, nothing added before or after."""
+    """Return a tokenizer with one token per character, without chat template and added tokens."""
     from transformers import Qwen2Tokenizer
 
     pad, eos, bos = _SPECIAL
@@ -209,7 +209,7 @@ def _model(recipe: Recipe) -> Any:
 def _warm_start(
     model: Any, numbers: list[str], recipe: Recipe, generator: torch.Generator, progress: Callable[[str], None]
 ) -> None:
-    """Teach the form of an answer by demonstrations whose order means nothing."""
+    """Teach the form of an answer with demonstrations in random order."""
     import torch
 
     tokenizer = _tokenizer()
@@ -231,4 +231,4 @@ def _warm_start(
         schedule.step()
         optimizer.zero_grad()
         if step % 50 == 0:
-            progress(f"quickstart: making the model, step {step} of {recipe.warm_steps}, loss {loss.item():.2f}")
+            progress(f"quickstart: training the model, step {step} of {recipe.warm_steps}, loss {loss.item():.2f}")

@@ -1,8 +1,8 @@
-"""The handful of names that everything in rlcore speaks. Read this file first.
+"""The basic types shared by all of rlcore. Read this file first.
 
-Shapes: B rows (samples), T tokens (all samples of a batch laid end to end), V vocabulary.
-One alignment rule: entry i of a token column speaks of token i. `log_probs[i]` is
-log p(token i | the tokens of its sample before it); tokens of the prompt have `loss_mask` false.
+Shapes: B rows (samples), T tokens (all samples of a batch, concatenated), V vocabulary.
+Alignment: entry i of a token column belongs to token i. `log_probs[i]` is
+log p(token i | the preceding tokens of its sample); tokens of the prompt have `loss_mask` false.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ Level = Literal["row", "token", "object"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How an engine draws tokens. Example: Sampling(temperature=1.0, max_response_tokens=64)"""
+    """Sampling parameters of an engine. Example: Sampling(temperature=1.0, max_response_tokens=64)"""
 
     temperature: float = 1.0
-    """0 means greedy."""
+    """0: greedy."""
     top_k: int = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probabilities sum to at least this."""
     min_p: float = 0.0
-    """Drop tokens less likely than this share of the most likely one."""
+    """Drop tokens less likely than this fraction of the most likely one."""
     max_response_tokens: int = 256
+    """Most tokens of a response."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response; they stay in it."""
+    """Strings that end a response; the response includes them."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ends a response besides the model's end-of-sequence tokens; the token stays in the response."""
+    """Tokens that end a response, in addition to the model's end-of-sequence tokens; the response includes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One response asked of an engine. Example: Request(request_id=3, prompt_ids=[5, 9], sampling=Sampling(), seed=7)"""
+    """A request for one response. Example: Request(request_id=3, prompt_ids=[5, 9], sampling=Sampling(), seed=7)"""
 
     request_id: int
-    """Unique among the requests of one call; ties the Sample to it."""
+    """Unique among the requests of one call; the Sample carries the same id."""
     prompt_ids: Sequence[int]
     sampling: Sampling
     seed: int
-    """The same seed gives the same response under the same weights, whatever else is in the engine."""
+    """The same seed and weights give the same response, whatever other requests are running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,56 +59,56 @@ class Sample:
 
     request_id: int
     token_ids: Sequence[int]
-    """[n] generated ids, the end token included when there is one; the prompt is not repeated."""
+    """[n] generated ids, including the end token if there is one, without the prompt."""
     log_probs: Sequence[float]
-    """[n] log-probability of each under softmax(logits / temperature), before top-k, top-p and min-p: what the
-    trainer computes. Greedy samples use temperature 1."""
+    """[n] log-probability of each token under softmax(logits / temperature), before top-k, top-p and min-p, as the
+    trainer computes it. Greedy samples use temperature 1."""
     finish_reason: FinishReason
     policy_version: int
-    """Version of the weights that drew the last token."""
+    """Version of the weights that sampled the last token."""
     token_versions: Sequence[int] = ()
-    """[n] version that drew each token, where new weights came on the way; empty when all are `policy_version`."""
+    """[n] version that sampled each token, if the weights changed during generation; empty: all `policy_version`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Where one rank stands in its role's grid of devices. Example: Mesh(rank=3, world_size=4, dp_rank=1, dp_size=2)"""
+    """Coordinates of one rank in its role's device mesh. Example: Mesh(rank=3, world_size=4, dp_rank=1, dp_size=2)"""
 
     rank: int = 0
     world_size: int = 1
     dp_rank: int = 0
-    """Which share of the rows this rank gets; ranks of one dp_rank get the same share."""
+    """Index of this rank's share of the rows; ranks with the same dp_rank get the same share."""
     dp_size: int = 1
     returns: bool = True
-    """Whether this rank's result is collected: exactly one rank of each dp_rank."""
+    """True if this rank's result is collected: exactly one rank of each dp_rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutputs:
-    """What a model says about the tokens of a batch; zero where `loss_mask` is false."""
+    """Outputs of a model for the tokens of a batch; zero where `loss_mask` is false."""
 
     log_probs: Tensor | None = None
-    """[T] float32, log p(token i | before), at the sampling temperature."""
+    """[T] float32, log p(token i | preceding tokens), at the sampling temperature."""
     entropy: Tensor | None = None
-    """[T] float32, nats, of the distribution that token i was drawn from."""
+    """[T] float32, entropy in nats of the distribution from which token i was sampled."""
     values: Tensor | None = None
     """[T] float32, the critic's value of the state in which token i was chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """What a loss returns: terms, not a mean. Core averages with counts over the whole mini-batch."""
+    """Result of a loss: terms, not a mean. The core averages with counts over the whole mini-batch."""
 
     terms: Tensor
     """[T] per token, or [B] per row with average="row-mean". Entries outside `loss_mask` are ignored."""
     average: Average = "token-mean"
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """[T] (averaged over loss tokens) or [B] (averaged over rows) tensors, for the logs; no gradient."""
+    """[T] (averaged over loss tokens) or [B] (averaged over rows) tensors, for logging; no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the loss of one mini-batch is averaged over, counted over all ranks. Example: Counts(rows=8, tokens=73)"""
+    """Denominators of the loss of one mini-batch, summed over all ranks. Example: Counts(rows=8, tokens=73)"""
 
     rows: int
     """Rows with at least one loss token."""
@@ -131,11 +132,11 @@ class Mean:
 
 
 Metrics: TypeAlias = dict[str, Mean]
-"""Metrics on their way: every entry can be merged with that of another rank or mini-batch."""
+"""Metrics by name; they can be merged with those of another rank or mini-batch."""
 
 LossFunction: TypeAlias = "Callable[[TokenOutputs, Batch], tuple[Tensor, Metrics]]"
-"""What a backend is given: outputs and the micro-batch in; a scalar whose sum over all micro-batches and ranks
-is the loss of the mini-batch out, and metrics."""
+"""Loss as passed to a backend: maps outputs and the micro-batch to metrics and a scalar whose sum over all
+micro-batches and ranks is the loss of the mini-batch."""
 
 
 def merge_metrics(parts: Sequence[Mapping[str, Mean]]) -> Metrics:
@@ -149,7 +150,7 @@ def merge_metrics(parts: Sequence[Mapping[str, Mean]]) -> Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One row of the table of standard columns."""
+    """A standard column: one row of the table below."""
 
     name: str
     level: Level
@@ -161,9 +162,9 @@ class Column:
 STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("input_ids", "token", "int64", "token ids of prompt and response", "loader, rollout"),
     Column("loss_mask", "token", "bool", "true where the model wrote the token", "rollout"),
-    Column("position_ids", "token", "int64", "position of the token in its sample", "backend, when it needs them"),
-    Column("rollout_log_probs", "token", "float32", "log-probs of the engine that sampled", "rollout"),
-    Column("token_version", "token", "int64", "version of the weights that drew the token; -1: none did", "rollout"),
+    Column("position_ids", "token", "int64", "position of the token in its sample", "backend, if it needs them"),
+    Column("rollout_log_probs", "token", "float32", "log-probs of the sampling engine", "rollout"),
+    Column("token_version", "token", "int64", "version of the weights that sampled the token; -1: none", "rollout"),
     Column("old_log_probs", "token", "float32", "log-probs of the actor before the update", "algorithm"),
     Column("ref_log_probs", "token", "float32", "log-probs of the frozen reference", "reference"),
     Column("entropy", "token", "float32", "entropy of the actor before the update, nats", "actor"),
@@ -173,21 +174,21 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("returns", "token", "float32", "target of the critic", "algorithm"),
     Column("sample_id", "row", "int64", "unique in the run", "rollout"),
     Column("prompt_id", "row", "int64", "index of the prompt in its data set", "loader"),
-    Column("group_id", "row", "int64", "samples drawn for one prompt in one step share it", "loader"),
+    Column("group_id", "row", "int64", "shared by the samples of one prompt in one step", "loader"),
     Column("seed", "row", "int64", "seed of the request", "loader, rollout"),
     Column("policy_version", "row", "int64", "version of the weights that sampled", "rollout"),
-    Column("num_loss_tokens", "row", "int64", "how many tokens the loss sees", "rollout"),
-    Column("truncated", "row", "bool", "the response met its token limit, or the episode one of its limits", "rollout"),
+    Column("num_loss_tokens", "row", "int64", "number of tokens in the loss", "rollout"),
+    Column("truncated", "row", "bool", "the response or the episode reached a limit", "rollout"),
     Column("finish_reason", "object", "str", "stop, length or abort", "rollout"),
     Column("num_turns", "row", "int64", "responses of the model in the episode", "environment"),
     Column("episode_reward", "row", "float32", "sum of the rewards of an episode; NaN: none", "environment"),
     Column("episode_end", "row", "int64", "0 done, 1 out of turns, 2 of tokens, 3 time-out, 4 error", "environment"),
-    Column("episode_error", "object", "str", "why an episode has no verdict; empty when it has one", "environment"),
+    Column("episode_error", "object", "str", "why an episode has no reward; empty: it has one", "environment"),
     Column("episode_messages", "object", "list", "the whole conversation", "environment"),
     Column("model_score", "row", "float32", "score of the reward model", "reward_model"),
     Column("reward", "row", "float32", "score of the sample", "reward"),
     Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward"),
-    Column("reward_has_note", "row", "bool", "reward_note says something", "reward"),
+    Column("reward_has_note", "row", "bool", "reward_note is not None", "reward"),
     Column("reward_note", "object", "tuple", "(failed reward, message, further metrics), or None", "reward"),
     Column("completion", "object", "str", "the response as text", "reward"),
     Column("advantage", "row", "float32", "advantage of the whole response", "algorithm"),
@@ -196,4 +197,4 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
 RESERVED_COLUMNS: frozenset[str] = frozenset(column.name for column in STANDARD_COLUMNS) | {"num_tokens"}
 
 REWARD_PREFIX = "reward:"
-"""Row columns `reward:<name>` hold the score of each reward, NaN where it has none; data may not have such columns."""
+"""Row columns `reward:<name>` hold the score of each reward (NaN: none); data must not have such columns."""

@@ -140,7 +140,7 @@ def test_option_that_changes_what_attention_means_is_refused(option):
     module = torch.nn.Linear(1, 1)
     states = torch.zeros(1, 1, 1, 4)
 
-    with pytest.raises(ModelError, match=f"Linear asks for attention with '{option}'.*\nNo backend takes it"):
+    with pytest.raises(ModelError, match=f"Linear requires attention with '{option}'.*\nNo backend takes it"):
         packed_attention(module, states, states, states, None, packing=Packing([1], "cpu"), **{option: torch.ones(1)})
 
 
@@ -148,5 +148,5 @@ def test_mask_that_a_layer_makes_itself_is_refused():
     module = torch.nn.Linear(1, 1)
     states, mask = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 1)
 
-    with pytest.raises(ModelError, match=r"Linear asks for attention with 'a mask of its own'.*\nNo backend takes it"):
+    with pytest.raises(ModelError, match=r"Linear requires attention with 'a custom mask'.*\nNo backend takes it"):
         packed_attention(module, states, states, states, mask, packing=Packing([1], "cpu"), sliding_window=3)

@@ -221,7 +221,7 @@ MODELS = {
         "has no *.safetensors; it has pytorch_model.bin, which rlcore does not unpickle",
         "save_pretrained(NEW_DIR)",
     ),
-    "lacks a shard": (lacks_a_shard, "lacks 1 of its files of weights, the first is model-00002-of-00002", "hf download"),
+    "lacks a shard": (lacks_a_shard, "lacks 1 of its weight files, the first is model-00002-of-00002", "hf download"),
     "has half of its weights": (lambda m: cut(m / "model.safetensors"), "model.safetensors has ", "hf download"),
     "has weights without a header": (
         lambda m: (m / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + bytes(100)),
@@ -366,8 +366,8 @@ def test_a_reward_that_fails_ends_the_run_and_names_the_sample(world, reward):
     assert code == 1
     assert first.startswith(f"error: reward '{reward}' on sample 1 of prompt ")
     assert SAID[reward] in first
-    assert first.endswith("(2 of 4 samples have no verdict)")
-    assert second.endswith("go on without such samples: reward.on_error=drop")
+    assert first.endswith("(2 of 4 samples have no reward)")
+    assert second.endswith("drop such samples: reward.on_error=drop")
 
 
 # Two prompts with two samples each; the samples with odd ids fail, the others score 1.
@@ -535,7 +535,7 @@ def test_a_checkpoint_of_another_model_is_refused(trained):
 
     assert code == 2
     assert "is a checkpoint of another model: " in said
-    assert said.splitlines()[-1] == "Give the model.path that the run began with."
+    assert said.splitlines()[-1] == "Type the model.path that the run started with."
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_each_comes_out_before_the_next_is_asked_for(model, tmp_path):
     [
         (lambda name, tensor: (name, tensor[:-1]), "is .* in the rollout's model"),
         (lambda name, tensor: (f"{name}.more", tensor), "is unknown in the rollout's model"),
-        (lambda name, tensor: None, "1 weights did not come, the first is"),
+        (lambda name, tensor: None, "1 weights are missing, the first is"),
     ],
 )
 def test_a_weight_that_does_not_fit_ends_the_update(change, text, model, tmp_path):

@@ -127,11 +127,11 @@ def test_a_dying_engine_ends_its_process_and_needs_no_pytest(model_path):
 def test_weights_that_are_not_the_models_are_refused(model_path):
     fake = engine(model_path)
 
-    with pytest.raises(ModelError, match="weights did not come"):
+    with pytest.raises(ModelError, match="weights are missing"):
         fake.load_weights(iter([]), 1)
     with pytest.raises(ModelError, match=r"'no\.such' \(2,\) is unknown"):
         fake.load_weights(iter([("no.such", torch.ones(2))]), 1)
-    with pytest.raises(InfrastructureError, match="did not end"):
+    with pytest.raises(InfrastructureError, match="did not finish"):
         run(fake, ask((5,)))
 
 

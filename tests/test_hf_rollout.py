@@ -428,7 +428,7 @@ def test_sequences_in_flight_go_on_under_new_weights(max_batch_size, stories, pl
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda weights: weights[:-1], "1 weights did not come, the first is 'model.norm.weight'\nGive trainer"),
+        (lambda weights: weights[:-1], "1 weights are missing, the first is 'model.norm.weight'\nGive trainer"),
         (lambda weights: [*weights, ("model.extra", torch.ones(2))], r"weight 'model.extra' \(2,\) is unknown in"),
         (lambda weights: [(weights[0][0], torch.ones(3)), *weights[1:]], r"\(3,\) is \(512, 64\) in the rollout's"),
     ],
@@ -441,7 +441,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_served_until_whole_o
 
     with pytest.raises(ModelError, match="version 4 of the weights does not fit the rollout: .*" + message):
         engine.load_weights(iter(spoil(weights_of(stories, 0.8))), 4)
-    with pytest.raises(InfrastructureError, match=r"no whole set of weights: .*\nLoad them again"):
+    with pytest.raises(InfrastructureError, match=r"has incomplete weights: .*\nLoad them again"):
         run(engine, requests_of(prompts))
     engine.load_weights(iter(weights_of(stories)), 0)
 
@@ -488,7 +488,7 @@ def test_sleep_refuses_requests_until_wake_and_close_ends_the_engine(engine, pro
 
     engine.close()
     engine.close()
-    with pytest.raises(InfrastructureError, match="is closed\nMake a new one"):
+    with pytest.raises(InfrastructureError, match="is closed\nCreate a new one"):
         run(engine, requests_of(prompts))
 
 

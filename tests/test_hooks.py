@@ -229,13 +229,13 @@ def test_one_variable_from_two_plugins_is_fine_only_when_the_values_agree():
 
 
 def test_metrics_that_are_no_mapping_are_refused_with_the_name_of_the_plugin():
-    with pytest.raises(ConfigError, match=r"rlcore_collect_metrics of Bad returned 0\.5, which is no mapping"):
+    with pytest.raises(ConfigError, match=r"rlcore_collect_metrics of Bad returned 0\.5, which is not a mapping"):
         Hooks([observer("Bad", rlcore_collect_metrics=lambda: 0.5)]).collect_metrics(run=None, step=1)
 
 
 def test_health_checks_of_all_plugins_come_as_one_list():
     one = Check(name="one", run=lambda: "fine")
-    two = Check(name="two", run=lambda: "fine", fix="mend it")
+    two = Check(name="two", run=lambda: "fine", fix="fix it")
     plugins = [observer("B", rlcore_health_checks=lambda: [two]), observer("A", rlcore_health_checks=lambda: [one])]
 
     assert Hooks(plugins).health_checks() == [one, two]
@@ -277,13 +277,13 @@ class Wrapper:
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
-        (Misspelt, "'Misspelt' has 'rlcore_step_ned', which is no hook. Did you mean 'rlcore_step_end'?\nHooks: "),
-        (MisspeltAndUnmarked, "has 'rlcore_run_strat', which is no hook. Did you mean 'rlcore_run_start'?"),
-        (Unmarked, "'Unmarked' has 'rlcore_step_end' without its mark.\nWrite @rlcore.hookimpl above it."),
+        (Misspelt, "'Misspelt' has 'rlcore_step_ned', which is not a hook. Did you mean 'rlcore_step_end'?\nHooks: "),
+        (MisspeltAndUnmarked, "has 'rlcore_run_strat', which is not a hook. Did you mean 'rlcore_run_start'?"),
+        (Unmarked, "'Unmarked' defines 'rlcore_step_end' without @rlcore.hookimpl.\nWrite @rlcore.hookimpl above it."),
         (UnknownArgument, "{'steps'} are declared in the hookimpl but can not be found in the hookspec"),
         (WithoutPrefix, "unknown hook 'step_end'"),
-        (Empty, "'Empty' has no hook, so it would do nothing.\nMark its functions with @rlcore.hookimpl"),
-        (Wrapper, "has 'rlcore_step_end' as a wrapper, and hooks only observe.\nLeave wrapper=True out."),
+        (Empty, "'Empty' has no hook, so it would have no effect.\nMark its functions with @rlcore.hookimpl"),
+        (Wrapper, "defines 'rlcore_step_end' as a wrapper, but hooks only observe.\nRemove wrapper=True."),
     ],
 )
 def test_a_plugin_that_would_not_do_what_it_says_is_refused_before_the_run(plugin, words):

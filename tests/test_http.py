@@ -66,7 +66,7 @@ def test_a_whole_answer_is_decoded(ask, content, kind, decoded):
 def test_an_answer_that_broke_off_is_an_error_and_no_text(ask, content, length):
     with (
         answering(content, length=length) as server,
-        pytest.raises(InfrastructureError, match="no whole answer from a test server"),
+        pytest.raises(InfrastructureError, match="incomplete response from the test server"),
     ):
         ask(server)
 
@@ -103,5 +103,5 @@ def test_what_is_no_http_is_an_error():
 
         threading.Thread(target=serve, daemon=True).start()
         server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
-        with pytest.raises(InfrastructureError, match="no whole answer"):
+        with pytest.raises(InfrastructureError, match="incomplete response"):
             acall(server)

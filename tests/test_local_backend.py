@@ -334,7 +334,7 @@ def run_rank(rank, path, directory):
             timeout=timedelta(seconds=HANG_S),
         )
         other = path if rank == 0 else str(directory / "other")
-        with pytest.raises(ModelError, match=r"the ranks have read different weights from .*\nCopy one model"):
+        with pytest.raises(ModelError, match=r"the ranks have read different weights from .*\nCopy the same model"):
             make_backend(other, context=BackendContext(rank=rank, world_size=2))
         dist.destroy_process_group()
         (directory / f"other-{rank}.json").write_text("{}")

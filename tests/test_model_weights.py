@@ -37,9 +37,9 @@ def test_config_with_fewer_layers_than_the_weights_is_refused(make, tmp_path):
         make(str(tmp_path))
 
     assert str(refused.value) == (
-        f"model.path={tmp_path} holds 9 weights that its config.json has no place for, the first is"
+        f"model.path={tmp_path} holds 9 weights that do not fit its config.json, the first is"
         " model.layers.1.input_layernorm.weight\n"
-        "Give it the config.json of these weights: with fewer layers, for one, a smaller model would be trained."
+        "Use the config.json of these weights: with fewer layers, for example, a smaller model would be trained."
     )
 
 
@@ -79,7 +79,7 @@ def test_weight_that_is_not_finite_is_named(make, value, tmp_path):
 
     assert str(refused.value) == (
         f"model.path={tmp_path}: model.layers.1.mlp.up_proj.weight has 2 values that are not finite\n"
-        "Copy the whole directory again; if it came from training, take an earlier checkpoint."
+        "Copy the whole directory again; if it came from training, use an earlier checkpoint."
     )
 
 

@@ -235,7 +235,7 @@ def test_template_fills_columns_and_may_reach_into_them(plain):
     [
         ({"template": "{qestion}"}, "data.template: rows has no column 'qestion'. Did you mean 'question'?"),
         ({"template": "{}"}, "data.template: rows has no column ''."),
-        ({"template": "{question"}, "data.template is no format string: expected '}' before end of string"),
+        ({"template": "{question"}, "data.template is not a valid format string: expected '}' before end of string"),
         ({"template": "Hello"}, "data.template names no column, so all prompts would be the same"),
         ({"template": "{question}", "prompt_column": "question"}, "data.template and data.prompt_column are both set"),
         ({"max_prompt_tokens": 0}, "data.max_prompt_tokens=0 leaves no room for a prompt"),
@@ -449,8 +449,8 @@ def test_a_prompt_with_half_of_a_character_is_refused_with_its_row(rows, options
         PromptBuilder(make_tokenizer(chat_template), options).prepare(Rows(*rows))
 
     assert str(caught.value) == (
-        "rows, row 2: the prompt has the character '\\ud83d', which is half of one\n"
-        "Write its other half too, as in \\ud83d\\ude00, or remove the row."
+        "rows, row 2: the prompt has the character '\\ud83d', half of a surrogate pair\n"
+        "Write the other half too, as in \\ud83d\\ude00, or remove the row."
     )
 
 
@@ -473,7 +473,7 @@ def test_a_chat_template_without_bound_is_refused_with_its_row(monkeypatch, chat
 
     assert str(caught.value) == (
         f"rows, row {row}: the chat template of 'tiny' {limit}\n"
-        "Correct its loops in chat_template.jinja or tokenizer_config.json, or do without it:  data.chat=never"
+        "Fix its loops in chat_template.jinja or tokenizer_config.json, or disable it:  data.chat=never"
     )
     assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == limits
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0

@@ -126,7 +126,7 @@ def test_torn_metadata_costs_only_its_own_package_and_a_warning_names_it(tmp_pat
         (info / "METADATA").write_bytes(metadata)
     reward(tmp_path, "whole")
 
-    with pytest.warns(UserWarning, match=r"(?s)torn-1\.dist-info cannot be read .* Install that package again"):
+    with pytest.warns(UserWarning, match=r"(?s)torn-1\.dist-info cannot be read .* Reinstall the package"):
         plugins = read(tmp_path)
 
     assert [entry.package for entry in plugins.entries] == ["whole"]
@@ -425,7 +425,7 @@ def test_a_hidden_word_that_matches_nothing_is_a_warning(site, monkeypatch):
     monkeypatch.setenv(DISABLE, "lenght,my-reward")
     plugins = read(site)
 
-    with pytest.warns(UserWarning, match=f"{DISABLE} names 'lenght', which is no installed plugin or package"):
+    with pytest.warns(UserWarning, match=f"{DISABLE} names 'lenght', which is not an installed plugin or package"):
         assert plugins.hidden(plugins.entries[0]) == "my-reward"
 
 
@@ -490,12 +490,12 @@ class Complete:
         pytest.param({"start": lambda self, config: None}, "start() lacks 'resume_step'", id="keyword_lacks"),
         pytest.param(
             {"log": lambda self, step, metrics, color: None},
-            "log() asks for 'color', which nobody gives",
+            "log() requires 'color', which rlcore does not pass",
             id="asks_more",
         ),
         pytest.param(
             {"log": lambda self, step, metrics, *, color: None},
-            "log() asks for 'color', which nobody gives",
+            "log() requires 'color', which rlcore does not pass",
             id="keyword",
         ),
     ],

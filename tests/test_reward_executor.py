@@ -361,8 +361,8 @@ def test_the_output_of_rewards_is_cut_and_the_rest_is_counted(spec, capfd, caplo
     out, err = capfd.readouterr()
     assert len(out) + len(err) == 64 * 1024
     assert [record.getMessage() for record in caplog.records] == [
-        "rewards printed more than 64 kB; from now on their output is dropped",
-        "rewards printed 30.0 MB; 29.9 MB of it was dropped",
+        "rewards printed more than 64 kB; dropping their further output",
+        "rewards printed 30.0 MB, of which 29.9 MB were dropped",
     ]
 
 
@@ -452,7 +452,7 @@ def test_what_cannot_be_loaded_is_refused_before_any_sample(spec, num_processes,
     [
         pytest.param("no_such_module:f", "'x' (no_such_module:f) cannot be loaded: ModuleNotFoundError", id="module"),
         pytest.param("/no/such.py:f", "there is no file /no/such.py", id="file"),
-        pytest.param("length", "'length' is not the place of a reward\nType module:function", id="no_colon"),
+        pytest.param("length", "'length' is not a reward target\nType module:function", id="no_colon"),
     ],
 )
 def test_bad_target_is_refused(target, message):

@@ -81,7 +81,7 @@ def test_signature_is_recognised_by_parameters(function, convention, is_batched,
 def test_positional_only_parameter_is_refused():
     def reward(completion, /): ...
 
-    with pytest.raises(ConfigError, match=r"'completion' of .* takes no name\nRemove the '/'"):
+    with pytest.raises(ConfigError, match=r"'completion' of .* is positional-only\nRemove the '/'"):
         read_signature(reward)
 
 

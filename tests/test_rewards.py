@@ -242,14 +242,13 @@ def test_settle_keeps_what_on_error_says_and_counts_the_rest(on_error, keep):
     [
         pytest.param(
             MIXED,
-            "reward 'a' on sample 2 of prompt 0: late (2 of 5 samples have no verdict)\n"
-            "Give it longer with reward.timeout_s=..., or go on without such samples: reward.on_error=drop",
+            "reward 'a' on sample 2 of prompt 0: late (2 of 5 samples have no reward)\n"
+            "Increase reward.timeout_s=..., or drop such samples: reward.on_error=drop",
             id="timeout",
         ),
         pytest.param(
             MIXED[3:],
-            "reward 'a' on sample 3 of prompt 0: boom\n"
-            "Mend the reward, or go on without such samples: reward.on_error=drop",
+            "reward 'a' on sample 3 of prompt 0: boom\nFix the reward, or drop such samples: reward.on_error=drop",
             id="error",
         ),
     ],

@@ -146,7 +146,7 @@ def test_a_resume_leaves_out_a_broken_line_and_says_so(info, caplog):
     jsonl(info, resume_step=5).finish({})
 
     assert [row["step"] for row in strict(tracker.metrics_path)] == [0, 2]
-    assert "a line of 10 bytes is broken, and left out" in caplog.text
+    assert "dropped an incomplete line of 10 bytes" in caplog.text
 
 
 def test_a_resume_survives_a_line_that_ends_inside_a_character(info):
@@ -216,7 +216,7 @@ def test_live_display_shows_the_run(info, clock):
     assert "\x1b[?25l" in out.getvalue()  # a live display hides the cursor
     # 8 s for 3 steps, 7 to go: 18.7 s
     for words in (
-        "step 3/10", "8s gone, 19s left", "rollout.generate", "reward 0.500 ▃▅▇", "eval 0.10 → 0.30",
+        "step 3/10", "8s elapsed, 19s left", "rollout.generate", "reward 0.500 ▃▅▇", "eval 0.10 → 0.30",
         "15.3k tok/s", "kl 0.0123", "entropy 1.5", "grad norm 0.75", "length 12.5",
         "sample of step 3: reward 1.00", "2 + 2 = → 4, ∑⏎",
     ):  # fmt: skip
@@ -404,11 +404,11 @@ def shown(facts):
     [
         pytest.param(
             {"steps": 5, "total_steps": 5, "next_command": "rlcore eval x", "resume_command": "rlcore train y"},
-            ["done", "try next", "rlcore eval x"], ["go on with", "rlcore train y"], id="done",
+            ["done", "try next", "rlcore eval x"], ["continue", "rlcore train y"], id="done",
         ),
         pytest.param(
             {"steps": 3, "total_steps": 5, "next_command": "rlcore eval x", "resume_command": "rlcore train y"},
-            ["stopped early", "go on with", "rlcore train y"], ["rlcore eval x"], id="stopped",
+            ["stopped early", "continue", "rlcore train y"], ["rlcore eval x"], id="stopped",
         ),
         pytest.param(
             {"steps": 5, "total_steps": 5, "error": "HostDied: gone", "resume_command": "rlcore train y"},

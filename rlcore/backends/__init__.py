@@ -1,1 +1,1 @@
-"""Training backends that come with the core."""
+"""Built-in training backends."""

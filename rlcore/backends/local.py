@@ -1,7 +1,7 @@
-"""`local`: one whole model per rank in plain PyTorch, data parallel by summing gradients. The oracle for other backends.
+"""`local`: one full model per rank in plain PyTorch with summed gradients; the reference for other backends.
 
-Samples are packed without padding; log-probs exist only for the tokens that the loss sees. Models run in evaluation mode:
-there is no dropout, so a forward pass has the same result in training and in scoring.
+Samples are packed without padding; log-probs exist only for the tokens in the loss. Models run in evaluation mode,
+without dropout, so that a forward pass gives the same result in training and scoring.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_
 
 _VALUE_HEAD = "value_head.weight"
 _MOMENTS = "optimizer.moments"
-"""Safetensors under another ending: engines take every *.safetensors of a directory for weights."""
+"""Safetensors with another suffix, because engines load every *.safetensors of a directory as weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """Nothing to set: the model and the optimiser have their own sections."""
+    """No settings: model and optimiser have their own sections."""
 
 
 class LocalBackend:
@@ -71,7 +71,7 @@ class LocalBackend:
 
     @torch.no_grad()
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
-        """Outputs of all tokens under `loss_mask`, micro-batch by micro-batch, in batch order."""
+        """Return the outputs of all tokens under `loss_mask`, in batch order."""
         found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
         offsets = batch.offsets()
         for rows in self._plan(batch):
@@ -94,7 +94,7 @@ class LocalBackend:
         return merge_metrics(metrics)
 
     def step(self) -> Metrics:
-        """Sum over ranks, clip, optimise; a gradient that is not finite changes nothing."""
+        """Sum over ranks, clip, update; a gradient that is not finite changes nothing."""
         assert self._optimizer is not None, "step on a frozen model"
         config = self._optimizer_config
         lr = lr_at(config, self._num_steps, self._context.total_steps)
@@ -114,12 +114,12 @@ class LocalBackend:
         return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters under their Hugging Face names; tied ones once, the value head not."""
+        """Yield parameters by Hugging Face name: tied ones once, without the value head."""
         for name, parameter in self._model.named_parameters():
             yield name, parameter.detach()
 
     def save(self, directory: Path) -> None:
-        """Rank 0 writes a Hugging Face model, the value head, and the optimiser's state."""
+        """Write a Hugging Face model, the value head and the optimiser's state, on rank 0."""
         if self._context.rank == 0:
             self._model.save_pretrained(directory)
             if self._value_head is not None:
@@ -129,7 +129,7 @@ class LocalBackend:
             (directory / "backend.json").write_text(json.dumps({"num_steps": self._num_steps}))
 
     def load(self, directory: Path) -> None:
-        """Read everything, check it, and only then change anything."""
+        """Read and check everything before changing anything."""
         state = json.loads(_need(directory / "backend.json").read_text())
         fresh = dict(load_model(str(directory)).named_parameters())
         own = dict(self._model.named_parameters())
@@ -141,7 +141,7 @@ class LocalBackend:
         if different:
             raise ModelError(
                 f"{directory} is a checkpoint of another model: {len(different)} parameters differ, the first is"
-                f" {different[0]}\nGive the model.path that the run began with."
+                f" {different[0]}\nType the model.path that the run started with."
             )
         head = load_file(_need(directory / "value_head.safetensors")) if self._value_head is not None else {}
         moments = load_file(_need(directory / _MOMENTS)) if self._optimizer is not None else {}
@@ -156,17 +156,17 @@ class LocalBackend:
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """`save` writes that layout already; what only training needs stays behind."""
+        """Copy the model, which `save` wrote in this layout, without files that only training needs."""
         _need(source / "config.json")
         for file in (*source.glob("*config.json"), *source.glob("*.safetensors*")):
             shutil.copyfile(file, target / file.name)
 
     @staticmethod
     def data_parallel(config: LocalConfig, *, model: ModelConfig, world_size: int, device: str) -> int:
-        """Return the number of devices: each gets rows of its own.
+        """Return the number of devices: each gets its own rows.
 
         Raises:
-            ModelError: no packing has the positions or the attention of this model.
+            ModelError: packing does not support the positions or the attention of this model.
         """
         hf_config = read_config(check_directory(model.path))
         check_positions(hf_config, model.path)
@@ -175,7 +175,7 @@ class LocalBackend:
 
     @staticmethod
     def takes_turns(config: LocalConfig) -> bool:
-        """It can leave the device."""
+        """Return True: the model can be offloaded."""
         return True
 
     def offload(self) -> None:
@@ -191,10 +191,10 @@ class LocalBackend:
         return plan_micro_batches(batch.lengths.numpy(), self._model_config.max_tokens_per_device)
 
     def _outputs(self, batch: Batch, temperature: float) -> TokenOutputs:
-        """[T] outputs, zero outside the loss mask; token i comes from the hidden state of token i - 1."""
+        """Return [T] outputs, zero outside the loss mask; token i uses the hidden state of token i - 1."""
         where = batch["loss_mask"].nonzero().squeeze(1)
         starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
-        where = where[~torch.isin(where, starts)]  # a first token has nothing before it
+        where = where[~torch.isin(where, starts)]  # a first token has no preceding state
         if not len(where):
             return TokenOutputs(
                 **{name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
@@ -229,12 +229,14 @@ class LocalBackend:
         if self._value_head is not None:
             embedding = self._model.get_output_embeddings().weight
             tied = embedding is self._model.get_input_embeddings().weight
-            named = {name: p for name, p in named.items() if tied or p is not embedding}  # no token is predicted
+            named = {
+                name: p for name, p in named.items() if tied or p is not embedding
+            }  # a value model predicts no tokens
             named[_VALUE_HEAD] = self._value_head.weight
         return {parameter: name for name, parameter in named.items()}
 
     def _sum_gradients(self) -> None:
-        """Every rank holds a part of the sum; a rank without rows holds zeros."""
+        """Sum gradients over ranks; a rank without rows adds zeros."""
         if self.mesh.world_size == 1:
             return
         for parameter in self._names:
@@ -259,11 +261,11 @@ class LocalBackend:
 
 
 def _spread(values: Tensor, where: Tensor, like: Tensor) -> Tensor:
-    """[n] values at their places among T zeros."""
+    """Return T zeros with the [n] values at the positions `where`."""
     return torch.zeros(len(like), dtype=values.dtype, device=values.device).index_put((where,), values)
 
 
 def _need(path: Path) -> Path:
     if not path.is_file():
-        raise ModelError(f"{path.parent} is not a whole checkpoint: {path.name} is missing\nNothing was loaded.")
+        raise ModelError(f"{path.parent} is an incomplete checkpoint: {path.name} is missing\nNothing was loaded.")
     return path

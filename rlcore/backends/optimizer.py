@@ -1,4 +1,4 @@
-"""AdamW, its learning-rate schedule, and its state as plain tensors."""
+"""AdamW, its learning-rate schedule and its state as plain tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.protocols.backend import OptimizerConfig
 
 
 def lr_at(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of optimiser step `step`, from 0: linear warm-up, then the schedule down to lr · min_lr_ratio."""
+    """Return the learning rate of optimiser step `step`, from 0: linear warm-up, then decay to lr · min_lr_ratio."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant" or total_steps <= config.warmup_steps:
@@ -23,14 +23,14 @@ def lr_at(config: OptimizerConfig, step: int, total_steps: int) -> float:
 
 
 def make_adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW over all parameters."""
+    """Create a fused AdamW for all parameters."""
     return torch.optim.AdamW(
         parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
     )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
-    """The optimiser's state, each tensor under "parameter/key"."""
+    """Return the optimiser's state, each tensor under "parameter/key"."""
     return {
         f"{name}/{key}": value
         for parameter, name in names.items()
@@ -41,11 +41,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parame
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], tensors: Mapping[str, Tensor]
 ) -> None:
-    """The inverse of `optimizer_tensors`."""
+    """Restore the state that `optimizer_tensors` returned."""
     by_name = {name: parameter for parameter, name in names.items()}
     optimizer.state.clear()
     for key, tensor in tensors.items():
         name, _, part = key.rpartition("/")
         parameter = by_name[name]
-        # the step counter stays where the fused kernel wants it, the moments go to the parameter's device
+        # the fused kernel needs the whole state, including the step counter, on the parameter's device
         optimizer.state[parameter][part] = tensor.to(parameter.device).clone()

@@ -1,1 +1,1 @@
-"""Configuration: dataclasses are the truth (schema.py, build.py), Hydra composes (compose.py), presets lie in conf/."""
+"""Configuration: dataclasses define it (schema.py, build.py), Hydra composes it (compose.py), presets are in conf/."""

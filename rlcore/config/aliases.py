@@ -1,4 +1,4 @@
-"""YAML aliases are references in a file, and copies in a config: a few lines can stand for billions of values."""
+"""Size of a YAML text with its aliases expanded: a few lines with aliases can stand for billions of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_VALUES = 100_000
 
 
 def num_values(text: str) -> float:
-    """Return how many values a YAML text stands for with every alias written out; infinity if one contains itself."""
+    """Return the number of values in a YAML text with all aliases expanded; infinity if one contains itself."""
     import yaml  # type: ignore[import-untyped]
 
     return _size(yaml.compose(text, yaml.SafeLoader), {})
@@ -17,7 +17,7 @@ def num_values(text: str) -> float:
 
 def _size(node: Any, known: dict[int, float]) -> float:
     if id(node) not in known:
-        known[id(node)] = inf  # found again below itself
+        known[id(node)] = inf  # for an alias that contains itself
         children = node.value if isinstance(getattr(node, "value", None), list) else []
         nodes = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
         known[id(node)] = 1 + sum(_size(part, known) for part in nodes)

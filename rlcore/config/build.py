@@ -1,10 +1,10 @@
-"""Plain values to frozen dataclasses and back, strictly: no unknown key, no value of another type, no silent default.
+"""Convert plain values to frozen dataclasses and back, strictly: unknown keys and values of other types are errors.
 
-`compose` builds the `Config` of a run with it, the planner the `Config` of each chosen plugin, checkpoints and trackers
-read the plain form. It knows nothing of files, Hydra or where a value came from.
+`compose` builds the `Config` of a run with it, the planner the `Config` of each chosen plugin; checkpoints and
+trackers read the plain form. It knows nothing about files, Hydra or the origin of a value.
 
-A dataclass may check its values in `__post_init__`: it raises ConfigError("steps: expected at least 1, got 0", newline,
-"Type  steps=1"), beginning with the name of the field, and `build` puts the section before the name.
+A dataclass may check its values in `__post_init__`: it raises ConfigError("steps: expected at least 1, got 0\\nType
+steps=1"), starting with the name of the field; `build` prepends the section.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _REQUIRED: Final = {
     "model.path": "model.path=DIR   a directory in Hugging Face layout; for a first run without one: preset=quickstart",
     "data.train": "data.train=train.jsonl   JSONL, Parquet or Arrow; for a first run without one: preset=quickstart",
 }
-"""What to type for the settings that have no default."""
+"""Required setting -> what to type."""
 _NAMES: Final[Mapping[Any, str]] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _EXAMPLES: Final[Mapping[Any, str]] = {int: "8", float: "0.5", bool: "true", str: "text"}
 _UNSET: Final = "???"
-"""A value in a YAML file that the user has to give."""
+"""Placeholder in a YAML file for a value that the user must give."""
 
 
 def build(cls: type[T], data: Any, key: str = "") -> T:
-    """An instance of a dataclass from plain values.
+    """Build an instance of a dataclass from plain values.
 
     Args:
-        data: a mapping with the names of the fields; missing ones take their default.
-        key: the dotted name of the section, for errors.
+        data: field names to values; missing fields take their default.
+        key: dotted name of the section, for errors.
 
     Raises:
         ConfigError: an unknown or missing key, or a value of another type.
@@ -58,7 +58,7 @@ def build(cls: type[T], data: Any, key: str = "") -> T:
 
 
 def build_plugin(section: str, choice: Choice, plugin: Any) -> Any:
-    """The chosen plugin's own settings: an instance of its class attribute `Config`, None if it has none."""
+    """Build the settings of the chosen plugin: an instance of its class attribute `Config`, None if it has none."""
     config_class = getattr(plugin, "Config", None)
     if config_class is not None:
         return build(config_class, choice.options, section)
@@ -69,7 +69,7 @@ def build_plugin(section: str, choice: Choice, plugin: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses as dicts and tuples as lists: `build(type(value), to_plain(value)) == value`."""
+    """Convert dataclasses to dicts and tuples to lists: `build(type(value), to_plain(value)) == value`."""
     if isinstance(value, Choice):
         return {"name": value.name, **{name: to_plain(option) for name, option in value.options.items()}}
     if is_dataclass(value) and not isinstance(value, type):
@@ -82,7 +82,7 @@ def to_plain(value: Any) -> Any:
 
 
 def flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Dotted names and plain values; a list is one value. Example: {"sampling.temperature": 1.0, …}"""
+    """Return plain values by dotted name; a list is one value. Example: {"sampling.temperature": 1.0, …}"""
     plain = to_plain(value)
     if not isinstance(plain, dict) or (key and not plain):
         return {key: plain}
@@ -90,7 +90,7 @@ def flatten(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def type_of(cls: Any, path: str, key: str = "") -> Any:
-    """The type of a dotted setting; Any below a section whose keys are a plugin's own.
+    """Return the type of a dotted setting; Any for a plugin's own settings.
 
     Raises:
         ConfigError: no such setting.
@@ -111,7 +111,7 @@ def type_of(cls: Any, path: str, key: str = "") -> Any:
 
 
 def _convert(kind: Any, value: Any, key: str, default: Any = MISSING) -> Any:
-    """The value as `kind`; `default` is only for the example in an error."""
+    """Return the value as `kind`; `default` is only for the example in an error."""
     origin = get_origin(kind)
     if kind is Any:
         return value
@@ -183,7 +183,7 @@ def _items(kind: Any, value: Any, key: str, default: Any) -> Any:
 
 
 def _choice(kind: type[Choice] | type[RewardItem], value: Any, key: str) -> Choice | RewardItem:
-    """A bare name, or a section of the name and the plugin's own settings."""
+    """Convert a bare name, or a section with the name and the plugin's own settings."""
     if isinstance(value, str):
         return kind(name=value)
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
@@ -210,7 +210,7 @@ def _check_keys(given: Mapping[Any, Any] | Sequence[Any], known: list[str], key:
 
 
 def _missing(kind: Any, key: str) -> Any:
-    """A section of which nothing is given may still have all it needs."""
+    """Build a missing section from its defaults; raise if a value is required."""
     if is_dataclass(kind) and kind not in (Choice, RewardItem):
         return build(cast(Any, kind), {}, key)
     own = f"Type  {_REQUIRED[key]}" if key in _REQUIRED else _line(key, _example(kind, MISSING))
@@ -233,7 +233,7 @@ def _mismatch(expected: str, kind: Any, value: Any, key: str, default: Any) -> C
 
 
 def _line(key: str, example: object) -> str:
-    """What to type; one item of a list is not a setting of its own."""
+    """Return what to type for a setting; for an item of a list, type the whole list."""
     setting, item, rest = key.partition("[")
     _, _, field = rest.partition("].")
     if item:
@@ -242,7 +242,7 @@ def _line(key: str, example: object) -> str:
 
 
 def _example(kind: Any, default: Any) -> str:
-    """How a value is typed on the command line."""
+    """Return an example value as typed on the command line."""
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int | float) or (isinstance(default, str) and default):

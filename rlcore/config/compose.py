@@ -1,9 +1,9 @@
-"""From what is typed on the command line to the `Config` of a run: defaults < preset < chosen groups < single settings.
+"""Compose the `Config` of a run from the command line: defaults < preset < chosen groups < single settings.
 
 `rlcore train` and `rlcore config` call `compose`. Hydra parses values and reads YAML files with their defaults lists;
-the dataclasses of schema.py say what exists. A value of a text setting is taken as typed, so paths, names such as
-`my_rewards.py:score` and sentences need no quotes. A group without a YAML file of that name is a plugin's name, left to
-the registry. Settings of a plugin are checked when it is built (build.py, `build_plugin`).
+the dataclasses of schema.py define the settings. The value of a text setting is taken as typed, so paths, names such
+as `my_rewards.py:score` and sentences need no quotes. A group without a YAML file of that name is a plugin name and is
+resolved by the registry. Settings of a plugin are checked when it is built (build.py, `build_plugin`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, did_you_mean, nearest
 
 PLUGIN_SECTIONS: Final = ("backend", "rollout", "algorithm", "environment")
-"""Sections of a name and that plugin's own settings."""
+"""Sections with a plugin's name and its own settings."""
 REQUIRED: Final = "<required>"
-"""Stands for what only the user can give, where a config need not be complete."""
+"""Placeholder for a required setting, if the config need not be complete."""
 
 _GROUPS: Final = ("preset", *PLUGIN_SECTIONS, "reward", "placement", "runtime")
 _NAMED: Final = (*PLUGIN_SECTIONS, "runtime")
 _WHOLE: Final = ("pools", "placement")
-"""Sections that a YAML file gives as a whole: two maps of pools, merged, are a map that nobody wrote."""
+"""Sections that a YAML file replaces as a whole: merging two maps of pools would give a map that nobody wrote."""
 _KEY_OF_GROUP: Final = {**{group: f"{group}.name" for group in _NAMED}, "reward": "reward.items"}
 _OWN_CONF: Final = Path(__file__).parent / "conf"
 
@@ -38,15 +38,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """A config, and where it came from."""
+    """A config and the origin of its values."""
 
     config: Config
     plain: Mapping[str, Any]
-    """The same as dicts and lists."""
+    """The config as dicts and lists."""
     providers: Mapping[str, str]
-    """Section -> who gave its values, later ones over earlier ones. Example: {"algorithm": "preset=quickstart (rlcore)"}"""
+    """Section -> origins of its values, the last one on top. Example: {"algorithm": "preset=quickstart (rlcore)"}"""
     overrides: tuple[str, ...]
-    """As typed."""
+    """`key=value` texts as typed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,12 @@ def compose(
     """Compose the config of a run from `key=value` texts.
 
     Args:
-        complete: False puts `REQUIRED` where a required setting is missing, to look at a config.
-        base: plain values that take the place of the defaults, such as those that a checkpoint was trained with.
-        origin: where they come from.
+        complete: False puts `REQUIRED` in place of a missing required setting, for inspecting a config.
+        base: plain values that override the defaults, such as those of a checkpoint's run.
+        origin: origin of `base`.
 
     Raises:
-        ConfigError: whatever is wrong, with the text as typed.
+        ConfigError: any problem, with the text as typed.
     """
     typed = _read(overrides)
     defaults = to_plain(_defaults())
@@ -101,7 +101,7 @@ def _check_texts(plain: Mapping[str, Any]) -> None:
 
 
 def presets(group: str) -> dict[str, list[str]]:
-    """Name of each YAML file of a group -> packages that provide it."""
+    """Return the name of each YAML file of a group -> packages that provide it."""
     found: dict[str, list[str]] = {}
     for package, directory in conf_directories().items():
         for file in sorted((directory / group).glob("*.yaml")):
@@ -110,7 +110,10 @@ def presets(group: str) -> dict[str, list[str]]:
 
 
 def conf_directories() -> dict[str, Path]:
-    """Package -> its directory of YAML files, rlcore first. Entry points of `rlcore.config` name them; none is imported."""
+    """Return package -> its directory of YAML files, rlcore first.
+
+    Entry points of `rlcore.config` name the packages; none is imported.
+    """
     from rlcore.registry import catalog
 
     found = {"rlcore": _OWN_CONF}
@@ -123,7 +126,7 @@ def conf_directories() -> dict[str, Path]:
         places = [Path(place, *rest, "conf") for place in (spec and spec.submodule_search_locations) or ()]
         directory = next((place for place in places if place.is_dir()), None)
         if directory is None:
-            _log.warning("%s registers config %s, but there is no directory conf in it", entry.package, entry.target)
+            _log.warning("%s registers config %s, which has no directory conf", entry.package, entry.target)
         else:
             found[entry.package] = directory
     return found
@@ -137,7 +140,7 @@ class _Stack:
         self.providers: dict[str, list[str]] = {}
 
     def put(self, layer: Mapping[str, Any], provider: str, *, whole: bool = True) -> None:
-        """Lay values over what is there; `whole` sections and those of another plugin take the place of the old."""
+        """Put values on top; with `whole`, or for another plugin, a section replaces the old one."""
         for section, given in layer.items():
             value, old = _section(section, given), self.plain.get(section)
             replaced = _replaced(section, old, value)
@@ -151,7 +154,7 @@ class _Stack:
 
 
 def _section(section: str, value: Any) -> Any:
-    """Short forms written out: `algorithm: grpo`, `reward: [math]`, `trackers: jsonl`."""
+    """Expand short forms: `algorithm: grpo`, `reward: [math]`, `trackers: jsonl`."""
     if section in _NAMED and isinstance(value, str):
         return {"name": value}
     if section == "reward" and (isinstance(value, str | list) or (isinstance(value, Mapping) and "name" in value)):
@@ -160,7 +163,7 @@ def _section(section: str, value: Any) -> Any:
 
 
 def _replaced(section: str, old: Any, new: Any) -> str:
-    """The plugin whose settings cannot stay, because another one is chosen."""
+    """Return the name of the plugin that the new choice replaces, whose settings must go, or ""."""
     if section not in PLUGIN_SECTIONS or not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return ""
     before, after = str(old.get("name", "")), str(new.get("name", ""))
@@ -180,7 +183,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _read(overrides: Sequence[str]) -> list[_Typed]:
-    """Split into key and value; an unknown key and a key given twice are errors here, before any file is read."""
+    """Split into key and value; refuse unknown and repeated keys before any file is read."""
     first: dict[str, str] = {}
     typed = []
     for text in overrides:
@@ -212,7 +215,7 @@ def _defaults() -> Config:
 
 
 def _value(item: _Typed) -> Any:
-    """The value as its setting's type wants it written: text as typed, everything else parsed."""
+    """Return the value: text settings as typed, everything else parsed."""
     kind = type_of(Config, item.key)
     if (kind is str or get_origin(kind) is Literal) and item.value[:1] not in ("'", '"'):
         return item.value
@@ -225,7 +228,7 @@ def _parse(item: _Typed) -> Any:
 
     try:
         override = OverridesParser.create().parse_override(f"value={item.value}")
-    except (HydraException, ValueError, RecursionError) as error:  # int() has a limit of digits
+    except (HydraException, ValueError, RecursionError) as error:  # int() limits the number of digits
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"{item.text}: cannot be read: {reason}\nQuote the value:  '{item.key}=\"{item.value}\"'"
@@ -239,7 +242,7 @@ def _parse(item: _Typed) -> Any:
 
 
 def _put_group(stack: _Stack, item: _Typed) -> None:
-    """A group's choice: literal values, a YAML file, or a plugin's name."""
+    """Apply the choice of a group: literal values, a YAML file or a plugin's name."""
     group, text = item.key, item.value
     if text[:1] in ("[", "{", "'", '"') or (group != "preset" and "," in text):
         stack.put({group: _parse(item)}, "command line")
@@ -256,7 +259,7 @@ def _put_group(stack: _Stack, item: _Typed) -> None:
 
 
 def _find(group: str, text: str) -> str:
-    """The package whose YAML file `name` or `name@package` means; empty: none."""
+    """Return the package that has the YAML file for `name` or `name@package`; empty: none."""
     name, _, wanted = text.partition("@")
     packages = [package for package in presets(group).get(name, ()) if wanted in ("", package)]
     if len(packages) > 1:
@@ -269,7 +272,7 @@ def _find(group: str, text: str) -> str:
 
 
 def _check_name(group: str, text: str) -> None:
-    """Refuse a name that is neither a YAML file nor a plugin, with what there is."""
+    """Refuse a name that is neither a YAML file nor a plugin, and list what exists."""
     if group == "runtime" or ":" in text:
         return
     files = list(presets(group))
@@ -293,7 +296,7 @@ def _check_name(group: str, text: str) -> None:
 
 
 def _load(file: Path, config_name: str, directory: Path, item: _Typed) -> dict[str, Any]:
-    """One YAML file with what its defaults list names: from its own directory, else from the packages'."""
+    """Load a YAML file and the files in its defaults list, from its own directory or else the packages'."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -340,7 +343,7 @@ def _check_sections(values: Mapping[Any, Any], item: _Typed, file: Path) -> None
 
 
 def _resolved(plain: Mapping[str, Any]) -> Any:
-    """The values with every ${interpolation} replaced."""
+    """Return the values with every ${interpolation} resolved."""
     if not any("${" in text for text in _texts(plain)):
         return plain
     from omegaconf import OmegaConf

@@ -1,7 +1,7 @@
-"""Every setting of the core. A plugin's own settings are its `Config` dataclass, merged under its section.
+"""All settings of the core. A plugin's own settings are its `Config` dataclass, merged under its section.
 
 Sections that choose a plugin (`backend`, `rollout`, `algorithm`) hold `name` and that plugin's settings.
-Units are in the names; derived values are computed where they are used, once.
+Names carry units.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlcore.types import Sampling
 
 
 def _require_count(value: int, setting: str, example: int) -> None:
-    """Refuse a number of prompts or samples whose lists alone would fill the controller's memory."""
+    """Refuse a number of prompts or samples that would exhaust the controller's memory."""
     require(1 <= value <= 1_000_000, setting, "a number from 1 to 1,000,000", value, example)
 
 
@@ -36,15 +36,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What a run is called and where it lies."""
+    """Name and location of a run."""
 
     name: str = ""
-    """Empty: made from preset, algorithm and time."""
+    """Name of the run; empty: built from preset, algorithm and time."""
     directory: str = "outputs"
-    """Runs lie in directory/name."""
+    """Parent directory of runs; a run is in directory/name."""
     seed: int = 0
+    """Seed of the data order, sampling and initialisation."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: from the last checkpoint of directory/name if there is one; must: fail when there is none."""
+    """auto: resume from the last checkpoint of directory/name if there is one; must: fail if there is none."""
 
     def __post_init__(self) -> None:
         plain = "/" not in self.name and self.name not in (".", "..")
@@ -57,22 +58,24 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig(PromptOptions):
-    """Files, and how a row becomes a prompt."""
+    """Data sets and the conversion of rows to prompts."""
 
     train: str
     """JSONL, Parquet or Arrow: a file, a comma-separated list, a glob or a directory."""
     eval: str = ""
-    """Held-out prompts; empty: no evaluation."""
+    """Held-out prompts, in the form of train; empty: no evaluation."""
     dataset: str = "files"
-    """A name of the registry kind `dataset`, which opens `train` and `eval`."""
+    """Plugin of kind `dataset` that opens `train` and `eval`."""
     shuffle: bool = True
+    """Shuffle the prompts, differently in every epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig(Sampling):
-    """How responses are drawn during training."""
+    """Sampling of responses during training."""
 
     samples_per_prompt: int = 8
+    """Responses sampled for each prompt (the group size)."""
 
     def __post_init__(self) -> None:
         _require_count(self.samples_per_prompt, "samples_per_prompt", 8)
@@ -81,7 +84,7 @@ class SamplingConfig(Sampling):
         require(self.top_k >= 0, "top_k", "0 (all tokens) or more", self.top_k, 0)
         require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
         require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p, 0.0)
-        require(all(self.stop), "stop", "texts of one character at least", list(self.stop), "['END']")
+        require(all(self.stop), "stop", "non-empty texts", list(self.stop), "['END']")
         require(
             min(self.stop_token_ids, default=0) >= 0, "stop_token_ids", "token ids", list(self.stop_token_ids), "[2]"
         )
@@ -89,18 +92,20 @@ class SamplingConfig(Sampling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """The loop."""
+    """The training loop."""
 
     steps: int = 100
+    """Steps of the whole run."""
     prompts_per_step: int = 32
+    """Prompts in each step."""
     max_skipped_steps: int = 3
-    """Steps in a row with a gradient that is not finite, or without any reward, after which the run stops."""
+    """Stop after this many consecutive steps with a non-finite gradient or without any reward."""
     warn_logprob_gap: float = 0.05
-    """Mean distance, in nats, of the engine's log-probs from the trainer's above which a run warns."""
+    """Warn if the log-probs of engine and trainer differ by more than this on average, in nats."""
     max_logprob_gap: float = 0.0
-    """Stop when the log-probs of engine and trainer differ by more than this, on average; 0 only measures."""
+    """Stop if the log-probs of engine and trainer differ by more than this on average, in nats; 0: never."""
     log_samples: int = 4
-    """Samples written to samples.jsonl per step, from as many prompts as there are."""
+    """Samples logged per step, spread over as many prompts as possible."""
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps", "0 or more", self.steps, 100)
@@ -113,15 +118,18 @@ class TrainerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Held-out evaluation: before the first step, every n steps, and after the last."""
+    """Held-out evaluation: before the first step, every n steps and after the last."""
 
     every_steps: int = 20
-    """0: only before and after."""
+    """Steps between evaluations; 0: only before and after training."""
     max_prompts: int = 256
+    """Most prompts in an evaluation."""
     samples_per_prompt: int = 1
+    """Responses sampled for each prompt."""
     temperature: float = 0.0
+    """Sampling temperature; 0: greedy."""
     pass_threshold: float = 1.0
-    """A sample passes when its reward is at least this."""
+    """Least reward with which a sample passes."""
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 20)
@@ -136,10 +144,12 @@ class CheckpointConfig:
     """Checkpoints: every n steps and at the end."""
 
     every_steps: int = 50
-    """0: only at the end."""
+    """Steps between checkpoints; 0: only at the end."""
     keep_last: int = 2
+    """Number of checkpoints to keep; older ones are deleted."""
     background: bool = True
-    """Train on while a backend that can (fsdp, megatron) writes, from a copy in host memory; complete when the next step ends."""
+    """Continue training while the backend (fsdp, megatron) writes from a copy in host memory; complete when the next
+    step ends."""
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 50)
@@ -151,19 +161,19 @@ class CriticConfig:
     """The critic of algorithms that have one."""
 
     path: str = ""
-    """Empty: starts from model.path."""
+    """Model directory from which the critic starts; empty: model.path."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardItem:
-    """One reward of the list."""
+    """A reward in the list."""
 
     name: str
     """A registered name, module:function or file.py:function."""
     weight: float = 1.0
     relative: Relative = "no"
-    """Against the other samples of the prompt, before the weight: mean, std or rank."""
+    """Comparison with the other samples of the prompt, before weighting: mean, std or rank."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -172,14 +182,16 @@ class RewardItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """Rewards, summed by weight."""
+    """Rewards; the reward of a sample is their weighted sum."""
 
     items: tuple[RewardItem, ...] = ()
+    """Rewards, each with name, weight, relative and its own options."""
     num_processes: int = 1
-    """Processes that score; 0 scores in the worker itself, where a time-out cannot act."""
+    """Number of scoring processes; 0 scores inside the worker, without a time-out."""
     timeout_s: float = 10.0
-    """Per sample."""
+    """Time limit per sample, in seconds."""
     on_error: Literal["raise", "zero", "drop"] = "raise"
+    """Handling of a sample that cannot be scored: stop the run, score 0, or drop the sample."""
     model: str = ""
     """Directory of a reward model, trained with algorithm=reward_model; its score is the reward `model`."""
 
@@ -191,15 +203,17 @@ class RewardConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginsConfig:
-    """Which installed hooks are active."""
+    """Active hooks."""
 
     hooks: tuple[str, ...] = ()
+    """Names of the active hooks: plugins of kind `hooks`."""
     on_hook_error: Literal["raise", "warn"] = "raise"
+    """Handling of an exception in a hook: stop the run or log a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """The config of a run."""
 
     model: ModelConfig
     data: DataConfig
@@ -214,17 +228,22 @@ class Config:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     pools: Mapping[str, PoolConfig] = field(default_factory=lambda: {"main": PoolConfig()})
     placement: Mapping[str, str] = field(default_factory=dict)
-    """Role -> pool; the role "default" stands for all that are not named."""
+    """Role -> pool; "default" stands for all other roles."""
     backend: Choice = Choice(name="local")
+    """Training backend, with its own settings."""
     rollout: Choice = Choice(name="hf")
+    """Inference engine, with its own settings."""
     algorithm: Choice = Choice(name="grpo")
+    """Algorithm, with its own settings."""
     environment: Choice = Choice(name="")
-    """Empty: one response to each prompt."""
+    """Multi-turn environment, with its own settings; empty: one response to each prompt."""
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     transfer: str = "auto"
-    """auto: inprocess where actor and rollout share a pool, else object_store; collective broadcasts between pools."""
+    """Weight transfer to the engine; auto: inprocess if actor and rollout share a pool, else object_store; collective
+    broadcasts between pools."""
     take_turns: Literal["auto", "always", "never"] = "auto"
-    """Models in the rollout's pool leave its devices while it generates, and it leaves while they train. auto: on GPUs,
-    where backend and rollout can."""
+    """Device sharing: models in the rollout's pool are offloaded while it generates, and it sleeps while they train.
+    auto: on GPUs, if backend and rollout support it."""
     trackers: tuple[Choice, ...] = (Choice(name="console"), Choice(name="jsonl"))
+    """Destinations of metrics and samples."""
     plugins: PluginsConfig = PluginsConfig()

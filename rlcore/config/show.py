@@ -1,7 +1,7 @@
-"""A composed config as text: YAML with a comment on each section that says who gave it, or JSON.
+"""Format a composed config as JSON, or as YAML with a comment on the origin of each section.
 
-`rlcore config` prints it. The chosen plugins are imported, as only they know their own settings; nothing else is. The
-YAML is a preset again: `rlcore config … > run.yaml`, then `rlcore train preset=run.yaml`.
+`rlcore config` prints it. Only the chosen plugins are imported, because they define their own settings. The YAML can
+be used as a preset: `rlcore config … > run.yaml`, then `rlcore train preset=run.yaml`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMMENT_COLUMN = 40
 
 
 def as_yaml(composed: Composed) -> str:
-    """Sections in the order of the schema, each with its provider as a trailing comment."""
+    """Format as YAML: sections in the order of the schema, each with its origin as a trailing comment."""
     from omegaconf import OmegaConf
 
     plain, providers = _with_plugins(composed)
@@ -29,14 +29,14 @@ def as_yaml(composed: Composed) -> str:
 
 
 def as_json(composed: Composed) -> str:
-    """{"config": the sections, "providers": section -> who gave it, "overrides": as typed}."""
+    """Format as JSON: {"config": the sections, "providers": section -> origin, "overrides": as typed}."""
     plain, providers = _with_plugins(composed)
     content = {"config": plain, "providers": providers, "overrides": list(composed.overrides)}
     return json.dumps(content, indent=2, ensure_ascii=False).replace(REQUIRED, "???") + "\n"
 
 
 def _with_plugins(composed: Composed) -> tuple[dict[str, Any], dict[str, str]]:
-    """The config with every setting of the chosen plugins, checked, and the packages that they come from."""
+    """Return the config with all settings of the chosen plugins, checked, and the origin of each section."""
     plain, providers = dict(composed.plain), dict(composed.providers)
     for section in [it for it in PLUGIN_SECTIONS if getattr(composed.config, it).name]:
         plain[section], package = _filled(section, section, getattr(composed.config, section))

@@ -1,11 +1,11 @@
-"""`Batch`: rows of tokens, immutable and strict. All data of a run between its parts travels in this one type.
+"""`Batch`: immutable rows of tokens, the type in which all data of a run travels.
 
-Samples have different lengths and lie end to end; there is no padding. A column is known by its name alone, whether
-it has one value per token, one per row, or holds Python objects, and every operation returns a new Batch.
-Batches whose columns lie in other processes are `rlcore.controller.ref.BatchRef`; it has the same operations.
+Samples have different lengths and are concatenated without padding. Columns have one value per token or per row, or
+hold Python objects; all are accessed by name. Every operation returns a new Batch. `rlcore.controller.ref.BatchRef`
+has the same operations for columns in other processes.
 
-Columns are held in plain mappings. `rows` and `tokens` give them as TensorDicts, made when they are asked for, because
-importing tensordict brings torch's compiler: more than a second of processor time in every process of a run.
+Columns are held in plain mappings. `rows` and `tokens` convert them to TensorDicts on request, because importing
+tensordict imports torch's compiler: more than a second of CPU time in every process of a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN_COLUMNS = frozenset(column.name for column in STANDARD_COLUMNS if column.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """B samples of T tokens in all.
+    """B samples with T tokens in total.
 
     Example:
         >>> batch = Batch.of(lengths=[2, 1], tokens={"input_ids": [5, 6, 7]}, rows={"reward": [0.5, 1.0]})
@@ -47,7 +47,7 @@ class Batch:
     lengths: Tensor
     """[B] int64 on the CPU; sums to T."""
     objects: Mapping[str, np.ndarray]
-    """[B] numpy arrays of Python objects: text, messages, whatever a data set holds."""
+    """[B] numpy arrays of Python objects: text, messages, other values of a data set."""
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class Batch:
         """Build a Batch from plain data; a row column that is not numeric is held as objects.
 
         Raises:
-            ValueError: a column has the wrong length, or one name stands for two columns.
+            ValueError: a column has the wrong length, or two columns have the same name.
         """
         lengths = torch.tensor(lengths) if isinstance(lengths, np.ndarray) else lengths
         lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
@@ -92,14 +92,14 @@ class Batch:
 
     @property
     def rows(self) -> TensorDict:
-        """The row columns as a TensorDict of batch_size [B], for code that works with those; the same memory."""
+        """Row columns as a TensorDict of batch_size [B], sharing memory."""
         from tensordict import TensorDict
 
         return TensorDict(dict(self.row_columns), batch_size=[len(self)])
 
     @property
     def tokens(self) -> TensorDict:
-        """The token columns as a TensorDict of batch_size [T]; the same memory."""
+        """Token columns as a TensorDict of batch_size [T], sharing memory."""
         from tensordict import TensorDict
 
         return TensorDict(dict(self.token_columns), batch_size=[self.num_tokens])
@@ -111,7 +111,7 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """Device of the columns; the lengths always stay on the CPU."""
+        """Device of the columns; the lengths are always on the CPU."""
         for column in (*self.token_columns.values(), *self.row_columns.values()):
             return torch.device(column.device)
         return torch.device("cpu")
@@ -120,11 +120,11 @@ class Batch:
         return name in self.token_columns or name in self.row_columns or name in self.objects
 
     def __getitem__(self, name: str) -> Any:
-        """The column: a Tensor [T, …] or [B, …], or a numpy array [B] of objects.
+        """Return the column: a Tensor [T, …] or [B, …], or a numpy array [B] of objects.
 
         Raises:
-            ColumnError: no such column; says the nearest name.
-            TypeError: `name` is not a string; rows are chosen with `take`.
+            ColumnError: no such column; the message suggests the nearest name.
+            TypeError: `name` is not a string; select rows with `take`.
         """
         if not isinstance(name, str):
             raise TypeError(f"batch[{name!r}]: columns are chosen by name; choose rows with batch.take([{name}])")
@@ -134,27 +134,27 @@ class Batch:
         raise ColumnError(missing_column(name, self.columns))
 
     def level(self, name: str) -> str:
-        """ "token", "row" or "object"."""
+        """Return "token", "row" or "object"."""
         self[name]
         if name in self.token_columns:
             return "token"
         return "object" if name in self.objects else "row"
 
     def fetch(self, *names: str) -> Any:
-        """The named columns, as a tuple when there are several; the twin of `BatchRef.fetch`."""
+        """Return the named columns, several as a tuple, like `BatchRef.fetch`."""
         columns = tuple(self[name] for name in names)
         return columns[0] if len(columns) == 1 else columns
 
     def local(self) -> Batch:
-        """Itself; a BatchRef brings its columns here."""
+        """Return itself; a BatchRef copies its columns into this process."""
         return self
 
     def offsets(self) -> Tensor:
-        """[B + 1] int64: sample b is tokens[offsets[b]:offsets[b + 1]]."""
+        """Return [B + 1] int64: sample b is tokens[offsets[b]:offsets[b + 1]]."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     def select(self, *names: str) -> Batch:
-        """Only the named columns, in their order here.
+        """Return only the named columns, in their present order.
 
         Raises:
             ColumnError: a name is not a column.
@@ -164,7 +164,7 @@ class Batch:
         return self._only(set(names))
 
     def drop(self, *names: str) -> Batch:
-        """All columns but the named ones.
+        """Return all columns except the named ones.
 
         Raises:
             ColumnError: a name is not a column.
@@ -174,7 +174,7 @@ class Batch:
         return self._only(set(self.columns) - set(names))
 
     def rename(self, **names: str) -> Batch:
-        """Give columns new names: `rename(log_probs="old_log_probs")`.
+        """Rename columns: `rename(log_probs="old_log_probs")`.
 
         Raises:
             ColumnError: an old name is not a column.
@@ -199,10 +199,10 @@ class Batch:
         return self._with(Batch.of(lengths=self.lengths, tokens=columns), set(columns))
 
     def merge(self, other: Batch) -> Batch:
-        """The columns of both, which speak of the same rows.
+        """Return the columns of both batches, which must have the same rows.
 
         Raises:
-            ValueError: other rows, or a column in both with different values (NaN equals NaN).
+            ValueError: the rows differ, or a column of both has different values (NaN equals NaN).
         """
         if not isinstance(other, Batch):
             raise TypeError(f"merge takes a Batch, got {type(other).__name__}")
@@ -217,7 +217,7 @@ class Batch:
         return self.merge(other)
 
     def take(self, index: Sequence[int] | np.ndarray | Tensor) -> Batch:
-        """The rows at `index` ([N] integers or [B] booleans), in that order, repeats allowed.
+        """Return the rows at `index` ([N] integers or [B] booleans) in that order; repeats are allowed.
 
         Raises:
             IndexError: an index outside the batch.
@@ -235,7 +235,7 @@ class Batch:
         )
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Rows start:stop, as views of the same memory.
+        """Return rows start:stop, as views of the same memory.
 
         Raises:
             IndexError: unless 0 <= start <= stop <= rows.
@@ -252,7 +252,7 @@ class Batch:
         )
 
     def split(self, sizes: Sequence[int]) -> list[Batch]:
-        """Consecutive parts with these numbers of rows; a part may be empty.
+        """Split into consecutive parts with these numbers of rows; a part may be empty.
 
         Raises:
             ValueError: the sizes do not sum to the number of rows.
@@ -261,15 +261,15 @@ class Batch:
         return [self.slice(start, stop) for start, stop in bounds]
 
     def repeat(self, n: int) -> Batch:
-        """Each row n times, copies side by side: a, a, b, b."""
+        """Repeat each row n times, with copies adjacent: a, a, b, b."""
         return self.take(torch.arange(len(self)).repeat_interleave(n))
 
     @staticmethod
     def cat(batches: Iterable[Batch]) -> Batch:
-        """One batch after the other; all must have the same columns.
+        """Concatenate batches; all must have the same columns.
 
         Raises:
-            ValueError: no batches, or other columns (says which).
+            ValueError: no batches, or the columns differ (the message names them).
         """
         batches = list(batches)
         if not batches:
@@ -277,7 +277,7 @@ class Batch:
         first = batches[0]
         for other in batches[1:]:
             check_same_columns(first.columns, other.columns)
-        batches = [batch for batch in batches if len(batch)] or [first]  # an empty one cannot tell its types
+        batches = [batch for batch in batches if len(batch)] or [first]  # empty batches do not know their dtypes
         first = batches[0]
         return Batch(
             {k: torch.cat([b.row_columns[k] for b in batches]) for k in first.row_columns},
@@ -287,24 +287,24 @@ class Batch:
         )
 
     def balance(self, num_parts: int) -> Batch:
-        """Reorder rows so that `num_parts` equal shares of them hold about the same number of tokens."""
+        """Reorder rows so that `num_parts` equal shares have about the same number of tokens."""
         return self.take(balanced_order(self.lengths.numpy(), num_parts))
 
     def per_token(self, name: str) -> Tensor:
-        """A row column spread over the tokens of its rows, [T]; a token column as it is."""
+        """Return a row column expanded to the tokens of its rows, [T]; a token column unchanged."""
         column: Tensor = self[name]
         if self.level(name) == "token":
             return column
         return column.repeat_interleave(self.lengths.to(column.device), dim=0, output_size=self.num_tokens)
 
     def per_row(self, values: Tensor) -> Tensor:
-        """[B] sums of a [T] tensor over each row."""
+        """Sum a [T] tensor over each row, [B]."""
         row = torch.arange(len(self), device=values.device)
         row = row.repeat_interleave(self.lengths.to(values.device), output_size=self.num_tokens)
         return torch.zeros(len(self), dtype=values.dtype, device=values.device).index_add_(0, row, values)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same columns on another device; objects and lengths stay on the CPU."""
+        """Move the columns to another device; objects and lengths stay on the CPU."""
         return Batch(
             {k: v.to(device) for k, v in self.row_columns.items()},
             {k: v.to(device) for k, v in self.token_columns.items()},
@@ -330,7 +330,7 @@ class Batch:
         )
 
     def _with(self, other: Batch, replace: set[str]) -> Batch:
-        """Own columns but `replace`, then those of `other`."""
+        """Return the own columns without `replace`, then those of `other`."""
         kept = self._only(set(self.columns) - replace)
         return Batch(
             {**kept.row_columns, **other.row_columns},
@@ -341,21 +341,21 @@ class Batch:
 
 
 def missing_column(name: str, columns: Sequence[str]) -> str:
-    """The text for a column that is not there."""
+    """Return the message for a missing column."""
     match = nearest(name, list(columns))
     hint = f" Did you mean '{match}'?" if match else ""
     return f"no column '{name}'.{hint} Columns: {', '.join(columns) or 'none'}"
 
 
 def check_same_columns(first: Sequence[str], other: Sequence[str]) -> None:
-    """Raise ValueError, naming the columns, unless both lists hold the same names."""
+    """Raise a ValueError that names the columns, unless both lists have the same names."""
     if set(first) != set(other):
         odd = ", ".join(sorted(set(first) ^ set(other)))
         raise ValueError(f"batches with different columns cannot be joined; only in one of them: {odd}")
 
 
 def row_index(index: Sequence[int] | np.ndarray | Tensor, num_rows: int) -> Tensor:
-    """[N] int64 row numbers from integers or a boolean mask; negative numbers count from the end."""
+    """Return [N] int64 row numbers for integers or a boolean mask; negative numbers count from the end."""
     rows = torch.as_tensor(np.asarray(index) if not isinstance(index, Tensor) else index)
     if rows.dtype == torch.bool:
         if rows.shape != (num_rows,):
@@ -375,14 +375,14 @@ def row_index(index: Sequence[int] | np.ndarray | Tensor, num_rows: int) -> Tens
 
 
 def token_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Positions of the tokens of samples that begin at `starts`, [sum(lengths)] int64."""
+    """Return the token positions of samples that begin at `starts`, [sum(lengths)] int64."""
     total = int(lengths.sum())
     shift = starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else starts
     return np.repeat(shift, lengths) + np.arange(total, dtype=np.int64)
 
 
 def split_bounds(sizes: Sequence[int], num_rows: int) -> list[tuple[int, int]]:
-    """(start, stop) of consecutive parts."""
+    """Return (start, stop) of consecutive parts."""
     if sum(sizes) != num_rows or any(size < 0 for size in sizes):
         raise ValueError(f"sizes {list(sizes)} do not sum to {num_rows} rows")
     stops = np.cumsum(sizes)
@@ -390,15 +390,15 @@ def split_bounds(sizes: Sequence[int], num_rows: int) -> list[tuple[int, int]]:
 
 
 def even_sizes(num_rows: int, num_parts: int) -> list[int]:
-    """As equal as possible: 5 rows in 2 parts are [3, 2]; parts may be empty."""
+    """Return part sizes as equal as possible: 5 rows in 2 parts give [3, 2]; parts may be empty."""
     share, rest = divmod(num_rows, num_parts)
     return [share + (part < rest) for part in range(num_parts)]
 
 
 def balanced_order(lengths: np.ndarray, num_parts: int) -> np.ndarray:
-    """Row order in which consecutive even shares carry about the same number of tokens.
+    """Return a row order in which consecutive even shares have about the same number of tokens.
 
-    Longest first into the share with the fewest tokens that still has room; order inside a share is kept.
+    Assign the longest first to the share with the fewest tokens that has room; keep the order inside a share.
     """
     if num_parts == 1:
         return np.arange(len(lengths))
@@ -420,7 +420,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _row_column(value: Any) -> Tensor | np.ndarray:
-    """A tensor where the values are numbers, else an array of objects."""
+    """Return a tensor if the values are numbers, else an array of objects."""
     if isinstance(value, Tensor):
         return value
     if not isinstance(value, np.ndarray):
@@ -435,9 +435,9 @@ def _row_column(value: Any) -> Tensor | np.ndarray:
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """[N] the values as they are, lists too."""
+    """Return the values, including lists, as an object array [N]."""
     array = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):  # a slice assignment would look into nested lists
+    for i, value in enumerate(values):  # a slice assignment would unpack nested lists
         array[i] = value
     return array
 

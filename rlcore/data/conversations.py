@@ -1,7 +1,7 @@
 """Split conversations of a data set into prompts and responses, for algorithms that learn from its responses.
 
-A response is a text, or a list of messages that ends with one of the assistant. The messages before the last one repeat
-the prompt, or are the prompt, where the data has no column for it. Only the last message is learned.
+A response is a text or a list of messages that ends with one of the assistant. The messages before the last one repeat
+the prompt, or are the prompt if the data has no column for it. Only the last message is trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def as_messages(prompt: str | Sequence[Message]) -> Sequence[Message]:
 
 
 def is_answered(value: Any) -> bool:
-    """Whether a value is a list of messages that ends with one of the assistant."""
+    """Return whether a value is a list of messages that ends with one of the assistant."""
     return (
         isinstance(value, list)
         and all(isinstance(it, Mapping) and {"role", "content"} <= it.keys() for it in value)
@@ -27,10 +27,10 @@ def is_answered(value: Any) -> bool:
 
 
 def split(table: dict[str, list[Any]], prompt: str | None, responses: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the table with prompts and responses in columns of their own.
+    """Return the table with prompts and responses in separate columns.
 
-    `prompt` names the column of prompts, or of conversations that end with the response. None: the prompt is what comes
-    before the first of the responses.
+    `prompt` names the column of prompts, or of conversations that end with the response. None: the prompt is the
+    messages before the last one in the first response column.
     """
     name = responses[0]
     if prompt is None and any(map(is_answered, table.get(name, ()))):
@@ -48,27 +48,29 @@ def response_text(
     asked: str,
     render: Callable[[Sequence[Message]], str] | None,
 ) -> str:
-    """Return the text of a response as it follows `asked`, the text of its prompt, end of turn included.
+    """Return the text of a response as it follows `asked`, the text of its prompt, including the end of the turn.
 
-    `render` applies the chat template; None: there is none, and the content of the message is the text.
+    `render` applies the chat template; None: without a template, the text is the content of the message.
 
     Raises:
-        ValueError: the response has another prompt, or the template renders a response elsewhere than it asks for it.
+        ValueError: the response has another prompt, or the rendered conversation does not start with `asked`.
     """
     *before, last = response
     if before and _turns(before) != _turns(prompt):
         raise ValueError(
-            "begins with other messages than the prompt\nGive it the same ones, or its last message alone."
+            "begins with other messages than the prompt\nGive it the same messages, or only its last message."
         )
     if render is None:
         return str(last["content"])
     whole = render([*prompt, last])
     if not whole.startswith(asked):
         raise ValueError(
-            "cannot be separated from its prompt: the chat template renders the whole conversation in another way than"
-            " the prompt alone\nGive the response as a text, with what has to stand after the prompt."
+            "cannot be separated from its prompt: the chat template renders the whole conversation differently from"
+            " the prompt alone\nGive the response as a text that follows the prompt."
         )
-    return whole[len(asked) :].rstrip()  # an engine stops at the end of the turn; what templates put after it is blank
+    return whole[
+        len(asked) :
+    ].rstrip()  # an engine stops at the end of the turn; templates add only white space after it
 
 
 def _turns(messages: Sequence[Message]) -> list[tuple[str, Any]]:

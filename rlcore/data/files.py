@@ -1,7 +1,7 @@
-"""`FileDataset`: rows of JSONL, JSON, Parquet and Arrow files, the data set that the core brings along.
+"""`FileDataset`: rows of JSONL, JSON, Parquet and Arrow files, the built-in data set.
 
-Made by the trainer at start (registry kind `dataset`, name `files`). All rows are read at once, so that a broken line
-is known before the first GPU second. It leaves alone what rows mean: `rlcore.data.prompts` turns them into prompts.
+Created at the start of a run (registry kind `dataset`, name `files`). It reads all rows at once, so that a broken line
+is reported before any GPU time is spent. `rlcore.data.prompts` turns the rows into prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JSON_LINE = 'Each line must be one JSON object: {"prompt": "..."}. Correct the 
 
 
 class FileDataset:
-    """Rows of one or more files, in the order in which they are named; files of a directory or a glob are sorted.
+    """Rows of one or more files, in the given order; files of a directory or a glob are sorted.
 
     Example: FileDataset("data/gsm8k/train.jsonl")[0]["question"]
     """
@@ -41,7 +41,7 @@ class FileDataset:
         self._starts: list[int] = []
         paths = _expand(path)
         if len(paths) > 1:
-            logger.info("%s is %d files: %s", path, len(paths), ", ".join(map(str, paths)))
+            logger.info("%s has %d files: %s", path, len(paths), ", ".join(map(str, paths)))
         for file in map(_read, paths):
             self._starts.append(len(self._rows))
             self._files.append(file)
@@ -56,7 +56,7 @@ class FileDataset:
         return row if len(row) == len(self.columns) else {name: row.get(name) for name in self.columns}
 
     def where(self, index: int) -> str:
-        """Where a row lies: "train.jsonl:17" for line 17, "train.parquet, row 17" for the 17th row."""
+        """Return the location of a row: "train.jsonl:17" for line 17, "train.parquet, row 17" for the 17th row."""
         number = bisect_right(self._starts, index) - 1
         file, offset = self._files[number], index - self._starts[number]
         return f"{file.path}:{file.lines[offset]}" if file.lines else f"{file.path}, row {offset + 1}"
@@ -67,11 +67,11 @@ class _File:
     path: Path
     rows: list[dict[str, object]]
     lines: Sequence[int] = ()
-    """Line of each row, counting from 1; empty when the file has no lines."""
+    """Line of each row, from 1; empty if the format has no lines."""
 
 
 def _expand(spec: str) -> list[Path]:
-    # os.path, because Path.exists raises where a long list is no possible file name.
+    # os.path, because Path.exists raises if a long list is not a valid file name.
     parts = (
         [spec]
         if os.path.exists(os.path.expanduser(spec))
@@ -124,7 +124,7 @@ def _files_of_directory(directory: Path) -> list[Path]:
 
 
 def _shards_of_saved_dataset(directory: Path) -> list[Path]:
-    # A directory of Hugging Face `save_to_disk` may also hold caches (`cache-*.arrow`), which are no part of the data.
+    # A directory of Hugging Face `save_to_disk` may also hold caches (`cache-*.arrow`), which are not part of the data.
     state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
     return [directory / shard["filename"] for shard in state["_data_files"]]
 
@@ -137,7 +137,7 @@ def _read(path: Path) -> _File:
     try:
         file = reader(path)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}\nCheck that the file is whole and may be read.") from error
+        raise DataError(f"{path}: {error.strerror or error}\nCheck that the file is complete and readable.") from error
     if not file.rows:
         raise DataError(f"{path} has no rows\nRemove it from the list, or fetch it again if it should have some.")
     return file
@@ -146,7 +146,7 @@ def _read(path: Path) -> _File:
 def _read_jsonl(path: Path) -> _File:
     rows: list[dict[str, object]] = []
     lines: list[int] = []
-    # Bytes, because text mode would have to guess: only "\n" ends a line of JSONL.
+    # Bytes, because text mode also splits at "\r"; only "\n" ends a line of JSONL.
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
@@ -162,7 +162,7 @@ def _json_object(line: bytes, where: str) -> dict[str, object]:
         raise DataError(f"{where}: not UTF-8: {error.reason}\nSave the file as UTF-8.") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not valid JSON: {error.msg} at character {error.pos + 1}\n{_JSON_LINE}") from error
-    except ValueError as error:  # an integer with more digits than Python takes
+    except ValueError as error:  # an integer with more digits than Python parses
         raise DataError(f"{where}: not valid JSON: {error}\n{_JSON_LINE}") from error
     except RecursionError:
         raise DataError(f"{where}: {_TOO_DEEP}") from None
@@ -174,7 +174,7 @@ def _json_object(line: bytes, where: str) -> dict[str, object]:
 
 
 def _is_too_deep(value: object) -> bool:
-    """Whether values nest so deeply that pickling or logging them could exceed Python's recursion limit."""
+    """Return whether values nest so deeply that pickling or logging them could exceed Python's recursion limit."""
     level = [value]
     for _ in range(_MAX_DEPTH + 1):
         containers = [item for item in level if isinstance(item, dict | list)]
@@ -228,9 +228,7 @@ def _rows_of_table(path: Path, read: Callable[[], Any]) -> list[dict[str, object
         rows: list[dict[str, object]] = read().to_pylist()
     except ArrowException as error:
         reason = str(error).splitlines()[0]
-        raise DataError(
-            f"{path}: not a {path.suffix} file: {reason}\nFetch the file again, or write it anew."
-        ) from error
+        raise DataError(f"{path}: not a {path.suffix} file: {reason}\nDownload or write the file again.") from error
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints of columns: the same values give the same one in every process, so a resume notices changed data."""
+"""Fingerprints of columns, equal in every process for equal values, so that a resume detects changed data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fingerprint_of(values: Sequence[Any]) -> str:
 
 
 def _stable(value: Any) -> Any:
-    """Return what stands for a value that JSON does not know."""
+    """Return a stable replacement for a value that JSON cannot encode."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, set | frozenset):

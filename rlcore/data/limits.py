@@ -1,4 +1,4 @@
-"""A limit of time and memory for a program that comes with data or a model, such as a chat template."""
+"""Time and memory limits for code that comes with data or a model, such as a chat template."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LIMIT_BYTES = 4 * 2**30
 
 @contextmanager
 def limited() -> Iterator[Callable[[], None]]:
-    """Raise TimeoutError or MemoryError when the block takes longer, or allocates more, than the limits.
+    """Raise TimeoutError or MemoryError if the block exceeds the limit of time or memory.
 
-    Yields a function that starts the time again: calling it costs less than a block of its own for each render.
-    Signals reach Python in the main thread only; in another thread there is no limit. The memory is limited on Linux.
+    Yields a function that restarts the time, which is cheaper than a separate block for each render. Python handles
+    signals only in the main thread; other threads have no limit. Memory is limited on Linux only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -40,7 +40,7 @@ def limited() -> Iterator[Callable[[], None]]:
 
 
 def _address_space(present_limit: int) -> int:
-    """Return the limit for a block, at most the present one."""
+    """Return the address-space limit for the block, at most the present one."""
     if sys.platform != "linux":
         return present_limit
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + LIMIT_BYTES

@@ -1,15 +1,15 @@
-"""`PromptLoader`: which prompt comes next, and a ledger of what became of it, so that a resumed run loses nothing.
+"""`PromptLoader`: chooses the next prompts and keeps a ledger of them, so that a resumed run loses none.
 
-Called by the trainer loop and its schedules. It knows numbers only, neither text nor tokens: a `prompt_id` is the
-index of a prompt in `rlcore.data.prompts.PreparedPrompts`.
+It handles only numbers, neither text nor tokens: a `prompt_id` is the index of a prompt in
+`rlcore.data.prompts.PreparedPrompts`.
 
-A position counts every prompt that the run takes, over all epochs: position p is entry p % num_prompts of epoch
-p // num_prompts. Prompt and seed of a position follow from the run's seed alone, so a checkpoint needs only the next
-position and those that were issued and not consumed:
+A position counts the prompts of a run over all epochs: position p is entry p % num_prompts of epoch
+p // num_prompts. The run's seed determines prompt and seed of a position, so a checkpoint needs only the next position
+and those that were issued but not consumed:
 
     issue -> (in flight) -> finish -> (finished) -> consume
 
-What was not consumed when the state was taken is issued again, in the same order, before anything new.
+Positions that were not consumed when the state was saved are issued again, in the same order, before new ones.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MASK_64: Final = 2**64 - 1
 
 
 def mix(*values: int) -> int:
-    """Mix integers to a seed in [0, 2**63): h = splitmix64(h ^ value) for each value, from h = 0; then h >> 1.
+    """Mix integers into a seed in [0, 2**63): h = splitmix64(h ^ value) for each value, from h = 0; then h >> 1.
 
-    The order of the values counts. The samples of one prompt take `mix(request_seed, number)`.
+    The order of the values matters. The samples of a prompt use `mix(request_seed, number)`.
     """
     state = 0
     for value in values:
@@ -45,33 +45,33 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-# Four: a step may cross the end of an epoch, and evaluation may have a loader of its own.
+# Four: a step may cross the end of an epoch, and evaluation may have a separate loader.
 @lru_cache(maxsize=4)
 def _shuffled(num_prompts: int, seed: int, epoch: int) -> np.ndarray:
-    """Order of one epoch: the prompts sorted by 64 raw bits each, which numpy keeps stable over its versions."""
+    """Return the order of an epoch: prompts sorted by 64 raw bits each, which do not depend on numpy's version."""
     bits = np.random.Philox(key=np.array([seed & _MASK_64, epoch], dtype=np.uint64)).random_raw(num_prompts)
     return np.argsort(bits, kind="stable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """One prompt taken. Example: Issued(prompt_id=41, epoch=0, position=3, request_seed=7044339834212543166)"""
+    """An issued prompt. Example: Issued(prompt_id=41, epoch=0, position=3, request_seed=7044339834212543166)"""
 
     prompt_id: int
     """Index among the prepared prompts."""
     epoch: int
     position: int
-    """Unique in the run; a prompt that a step has twice, from two epochs, has two positions."""
+    """Unique in the run; a prompt that occurs twice in a step, from two epochs, has two positions."""
     request_seed: int
     """In [0, 2**63): `mix(seed, position)`."""
 
 
 class PromptLoader:
-    """Endless prompts in a seeded order; each epoch takes every prompt once.
+    """An endless sequence of prompts in seeded order; each epoch has every prompt once.
 
-    A step may cross the end of an epoch, so no prompt is dropped for want of a full step. A prompt counts as consumed
-    when it has been trained on, or dropped for good. `load_state_dict(state_dict())` on the same loader gives up what
-    is outstanding: it will be issued again.
+    A step may cross the end of an epoch, so none is dropped from an incomplete step. A prompt counts as consumed once
+    it is trained on or dropped for good. `load_state_dict(state_dict())` on the same loader issues all outstanding
+    prompts again.
     """
 
     def __init__(
@@ -83,9 +83,13 @@ class PromptLoader:
         columns: Mapping[str, str] | None = None,
         samples_per_prompt: int | None = None,
     ) -> None:
-        """A state that was saved over other prompts is refused: `fingerprint` is theirs, `columns` has one for each column.
+        """Create a loader that refuses states of other data.
 
-        So is one with another number of samples drawn for each prompt, which sample ids are counted with."""
+        Args:
+            fingerprint: fingerprint of the prompts.
+            columns: fingerprint of each column.
+            samples_per_prompt: samples of each prompt, on which sample ids depend.
+        """
         if num_prompts < 1:
             raise ConfigError(
                 "there are no prompts to load\nCheck data.train, data.max_prompt_tokens and data.overlong."
@@ -106,11 +110,11 @@ class PromptLoader:
 
     @property
     def outstanding(self) -> list[int]:
-        """Positions issued at some time and not consumed, in order: what a resumed run issues first."""
+        """Positions issued but not consumed, in order; a resumed run issues them first."""
         return sorted([*self._again, *self._in_flight, *self._finished])
 
     def issue(self, count: int) -> list[Issued]:
-        """Take `count` prompts in order of position and note them as in flight."""
+        """Issue `count` prompts in order of position and mark them as in flight."""
         again, self._again = self._again[:count], self._again[count:]
         end = self._next_position + count - len(again)
         positions = [*again, *range(self._next_position, end)]
@@ -119,21 +123,21 @@ class PromptLoader:
         return [self._at(position) for position in positions]
 
     def finish(self, positions: Collection[int]) -> None:
-        """Note that these have their responses. A position that is not in flight is a ValueError; nothing changes."""
+        """Mark positions as having their responses; raise ValueError, changing nothing, if one is not in flight."""
         _move(positions, self._in_flight, "in flight")
         self._finished.update(positions)
 
     def consume(self, positions: Collection[int]) -> None:
-        """Note that these are done with. A position that is not finished is a ValueError; nothing changes."""
+        """Mark positions as done; raise ValueError, changing nothing, if one is not finished."""
         _move(positions, self._finished, "finished and waiting")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON data."""
+        """Return the state as plain JSON data."""
         ledger = {"next_position": self._next_position, "outstanding": self.outstanding}
         return {**self._identity, "columns": self._columns, **ledger}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, over the same prompts in the same order."""
+        """Continue from `state`, which must be of the same prompts in the same order."""
         for key, here in self._identity.items():
             then = state.get(key)
             if None not in (then, here) and then != here:

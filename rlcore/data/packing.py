@@ -1,4 +1,4 @@
-"""Which rows go into which micro-batch: first-fit decreasing under a token budget."""
+"""Packing of rows into micro-batches: first-fit decreasing under a token budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def plan_micro_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> list[list[int]]:
-    """Row numbers of each micro-batch; rows keep their order inside one. A longer row is alone; no rows, no micro-batches.
+    """Return the row numbers of each micro-batch, in order inside each; a row longer than `max_tokens` is alone.
 
     Example: plan_micro_batches([5, 3, 4, 9], max_tokens=8) == [[3], [0, 1], [2]]
     """

@@ -1,13 +1,13 @@
-"""From the rows of a data set to token ids: columns are renamed and checked, prompts built, tokenised and measured.
+"""Convert the rows of a data set to token ids: rename and check columns; build, tokenise and measure prompts.
 
-Called once per data set, at the start of a run and by `rlcore doctor`, so that what is wrong with the data is known
-before anything else starts. It never looks at rewards or responses.
+Called once per data set, at the start of a run and by `rlcore doctor`, so that problems of the data are reported before
+anything else starts.
 
-A plain text is tokenised as the tokenizer does by default, except that its beginning-of-sequence token is never
-doubled and an end-of-sequence token that it would append is left out. A chat is rendered by the tokenizer's chat
-template, which writes all special tokens itself, so none are added.
+A plain text is tokenised with the tokenizer's defaults, except that the beginning-of-sequence token is never doubled
+and an appended end-of-sequence token is removed. A chat is rendered by the tokenizer's chat template, which writes all
+special tokens itself, so none are added.
 
-Shapes: P prompts, T tokens (all prompts laid end to end).
+Shapes: P prompts, T tokens (all prompts, concatenated).
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ _CHUNK: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """How a row becomes a prompt. Example: PromptOptions(template="Question: {question}\\nAnswer:", chat="never")"""
+    """Conversion of a row to a prompt. Example: PromptOptions(template="Question: {question}\\nAnswer:", chat="never")"""
 
     prompt_column: str = ""
-    """Text or messages. Empty: `prompt`, else the one of `messages`, `question` and `text` that the data has."""
+    """Column with text or messages; empty: `prompt`, else the only one of `messages`, `question` and `text`."""
     template: str = ""
-    """A format string over columns, instead of a prompt column: "Q: {question}\\nA:"."""
+    """Format string over columns, instead of a prompt column: "Q: {question}\\nA:"."""
     system: str = ""
-    """A system message before the prompt; needs a chat template."""
+    """System message before the prompt; requires a chat template."""
     chat: Literal["auto", "always", "never"] = "auto"
-    """Whether a plain text is wrapped as a user message by the chat template; auto: if the tokenizer has one."""
+    """Wrap a plain text as a user message with the chat template; auto: if the tokenizer has one."""
     rename: Mapping[str, str] = field(default_factory=dict)
-    """New names for columns: {old: new}. Every other option speaks of the new names."""
+    """New names of columns: {old: new}; all other options use the new names."""
     max_prompt_tokens: int = 1024
+    """Most tokens of a prompt."""
     overlong: Literal["error", "drop", "truncate"] = "error"
-    """What to do with a longer prompt; truncate keeps its last tokens."""
+    """Handling of a longer prompt; truncate keeps its last tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +70,7 @@ class PreparedPrompts:
     rows: Mapping[str, Sequence[Any]]
     """[P] per column of the data set, under its new name; `prompt` is the text or the messages, before the chat template."""
     source_index: np.ndarray
-    """[P] int64, the row of the data set."""
+    """[P] int64, row number in the data set."""
     counts: Mapping[str, int]
     """overlong_dropped and overlong_truncated, over the whole data set."""
 
@@ -82,14 +83,14 @@ class PreparedPrompts:
         return np.diff(self.offsets)
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that change with any token, or with the order of the prompts."""
+        """Return 16 hex digits that change with any token and with the order of the prompts."""
         digest = hashlib.blake2b(digest_size=8)
         digest.update(self.offsets.tobytes())
         digest.update(self.token_ids.tobytes())
         return digest.hexdigest()
 
     def column_fingerprints(self) -> dict[str, str]:
-        """Return 16 hex digits for each column, which change with any of its values."""
+        """Return 16 hex digits for each column that change with any of its values."""
         return {name: fingerprint_of(values) for name, values in self.rows.items()}
 
 
@@ -107,8 +108,9 @@ class PromptBuilder:
         reserved: frozenset[str] = RESERVED_COLUMNS,
         responses: Sequence[str] = (),
     ) -> None:
-        """`tokenizer` is a Hugging Face one; `reserved` are columns that the run writes and data may not have, besides
-        `reward:<name>`; `responses` are columns that hold texts or conversations to learn from."""
+        """Check the options against the Hugging Face `tokenizer`.
+
+        Data must not have the `reserved` columns or `reward:<name>`; `responses` are columns to learn from."""
         _check_options(options)
         self._responses = responses
         self._tokenizer, self._options, self._reserved = tokenizer, options, reserved
@@ -131,7 +133,7 @@ class PromptBuilder:
         return f"the tokenizer of '{self._tokenizer.name_or_path}' has no chat template"
 
     def prepare(self, dataset: Dataset) -> PreparedPrompts:
-        """Read all rows; the first problem is a DataError that names its row."""
+        """Read all rows; raise a DataError for the first problem, naming its row."""
         table = self._table(dataset)
         if self._responses and not self._options.template:
             named = self._options.prompt_column or next((name for name in _CANDIDATES if name in table), None)
@@ -151,12 +153,12 @@ class PromptBuilder:
         return self._assemble(dataset, {**table, "prompt": prompts}, token_ids)
 
     def _table(self, dataset: Dataset) -> dict[str, list[Any]]:
-        """Columns under their new names."""
+        """Return the columns under their new names."""
         names = _renamed(dataset, self._options.rename)
         clashes = sorted(name for name in names if name in self._reserved or name.startswith(REWARD_PREFIX))
         if clashes:
             free = {name: f"data_{name.removeprefix(REWARD_PREFIX)}" for name in clashes}
-            # the grammar of the command line ends a key at a colon
+            # a key ends at a colon in the grammar of the command line
             rename = ", ".join(names[name].replace(":", r"\:") + f": {new}" for name, new in free.items())
             raise DataError(
                 f"{dataset.name} has columns that rlcore writes itself: {', '.join(clashes)}\n"
@@ -187,7 +189,7 @@ class PromptBuilder:
         return prompts
 
     def _text(self, prompt: Prompt, dataset: Dataset, index: int) -> str:
-        """What the model is asked, chat template applied."""
+        """Return the text of a prompt, with the chat template applied."""
         if not self._wraps_text:
             if isinstance(prompt, str):
                 return prompt
@@ -199,7 +201,7 @@ class PromptBuilder:
         return self._render(as_messages(prompt), dataset, index)
 
     def _response(self, value: Any, prompt: Prompt, asked: str, dataset: Dataset, index: int, name: str) -> Any:
-        """Return the text of a response that is given as messages; another value as it is."""
+        """Return the text of a response that is a list of messages; any other value unchanged."""
         if not is_answered(value):
             return value
         render = partial(self._render, dataset=dataset, index=index, ask=False) if self._wraps_text else None
@@ -224,13 +226,13 @@ class PromptBuilder:
             limit = error if str(error) else f"needed more than {LIMIT_BYTES / 2**30:g} GiB of memory"
             raise DataError(
                 f"{_where(dataset, index)}: the chat template of '{self._tokenizer.name_or_path}' {limit}\n"
-                "Correct its loops in chat_template.jinja or tokenizer_config.json, or do without it:  data.chat=never"
+                "Fix its loops in chat_template.jinja or tokenizer_config.json, or disable it:  data.chat=never"
             ) from error
-        except Exception as error:  # a chat template is the model author's program: it may raise anything
+        except Exception as error:  # a chat template is the model author's code and may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)
             raise DataError(
                 f"{_where(dataset, index)}: the chat template refused messages with the roles {roles}: {error}\n"
-                "Correct the messages, or type data.chat=never and data.template=... to do without it."
+                "Fix the messages, or disable the template with data.chat=never and data.template=..."
             ) from error
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
@@ -243,7 +245,7 @@ class PromptBuilder:
         return [np.asarray(ids, dtype=np.int64) for ids in encoded]
 
     def _clean(self, ids: list[int], text: str) -> list[int]:
-        """Undo a second beginning-of-sequence token, and the end-of-sequence token of a tokenizer that appends one."""
+        """Remove a doubled beginning-of-sequence token and an appended end-of-sequence token."""
         bos = self._tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos] and text.startswith(self._tokenizer.bos_token):
             ids = ids[1:]
@@ -280,8 +282,8 @@ def _check_encodable(texts: Sequence[str], dataset: Dataset, start: int) -> None
     for index, text in enumerate(texts, start):
         if half := unencodable(text):
             raise DataError(
-                f"{_where(dataset, index)}: the prompt has the character {half!r}, which is half of one\n"
-                "Write its other half too, as in \\ud83d\\ude00, or remove the row."
+                f"{_where(dataset, index)}: the prompt has the character {half!r}, half of a surrogate pair\n"
+                "Write the other half too, as in \\ud83d\\ude00, or remove the row."
             )
 
 
@@ -302,7 +304,7 @@ def _check_options(options: PromptOptions) -> None:
 
 
 def _renamed(dataset: Dataset, rename: Mapping[str, str]) -> dict[str, str]:
-    """{new name: old name} of every column."""
+    """Return new name -> old name of every column."""
     for old in rename:
         if old not in dataset.columns:
             raise ConfigError(f"data.rename: {_missing(old, dataset, dataset.columns)}")
@@ -324,7 +326,7 @@ def _missing(name: str, dataset: Dataset, columns: Sequence[str]) -> str:
 
 
 def _prompt_column(chosen: str, dataset: Dataset, columns: Sequence[str]) -> str:
-    """`prompt` is rlcore's own name and wins; any other of the candidates must be the only one."""
+    """Return the prompt column: the chosen one, `prompt`, or the only other candidate."""
     if chosen:
         if chosen not in columns:
             raise DataError(f"data.prompt_column: {_missing(chosen, dataset, columns)}")
@@ -348,7 +350,7 @@ def _template_fields(template: str, dataset: Dataset, columns: Sequence[str]) ->
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise ConfigError(
-            f"data.template is no format string: {error}\nWrite a brace of the text twice: {{{{ or }}}}."
+            f"data.template is not a valid format string: {error}\nDouble a literal brace: {{{{ or }}}}."
         ) from error
     fields = [re.split(r"[.\[]", name)[0] for name in names]
     for name in fields:
@@ -372,13 +374,13 @@ def _fill(template: str, dataset: Dataset, columns: Mapping[str, Sequence[Any]])
             texts.append(template.format_map(row))
         except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise DataError(
-                f"{_where(dataset, index)}: cannot fill data.template: {error}\nCorrect the row, or remove it, or change the template."
+                f"{_where(dataset, index)}: cannot fill data.template: {error}\nFix the row, remove it, or change the template."
             ) from error
     return texts
 
 
 def _problem(prompt: Any) -> str | None:
-    """What is wrong with a prompt and what to do, or None."""
+    """Return the problem of a prompt and what to do, or None."""
     if prompt is None or (isinstance(prompt, str | list) and not prompt):
         return "is empty\nFill it, or remove the row."
     if isinstance(prompt, str):

@@ -1,4 +1,4 @@
-"""Text that no file takes: a JSON escape such as "\\ud83d" makes half of a character, which UTF-8 cannot encode.
+"""Text that UTF-8 cannot encode: a JSON escape such as "\\ud83d" gives half of a surrogate pair.
 
 Prompts and settings with such text are refused; in other columns it is logged as its escape.
 """

@@ -1,6 +1,6 @@
-"""`Transcript`: the tokens of one sample in order, with what is known of each; and the rows that transcripts become.
+"""`Transcript`: the tokens of one sample with their log-probs and versions; `transcripts_batch` makes rows of them.
 
-Every sample is built here, whether one response answers a prompt or an episode has several.
+Both single responses and episodes with several turns are built here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlcore.types import FinishReason, Sample
 
 @dataclass(slots=True, kw_only=True)
 class Transcript:
-    """One sample as it grows.
+    """A sample under construction.
 
     Example:
         >>> transcript = Transcript()
@@ -31,15 +31,15 @@ class Transcript:
 
     token_ids: list[int] = field(default_factory=list)
     spans: list[tuple[bool, int]] = field(default_factory=list)
-    """(whether the model wrote these tokens, how many), in order."""
+    """(written by the model, number of tokens), in order."""
     log_probs: list[float] = field(default_factory=list)
-    """Log-probabilities of the engine, for the tokens that the model wrote."""
+    """Log-probabilities from the engine, for the model's tokens."""
     versions: list[int] = field(default_factory=list)
-    """Versions of the weights that sampled each token that the model wrote."""
+    """Versions of the weights that sampled each of the model's tokens."""
     finish_reason: FinishReason = "abort"
-    """Of the last response."""
+    """Finish reason of the last response."""
     policy_version: int = 0
-    """Of the last response."""
+    """Policy version of the last response."""
 
     @property
     def loss_mask(self) -> list[bool]:
@@ -66,8 +66,8 @@ def transcripts_batch(prompts: Batch, samples_per_prompt: int, transcripts: Sequ
 
     Args:
         prompts: one row per transcript; the row columns are kept.
-        samples_per_prompt: transcripts of one prompt, which stand side by side.
-        rows: more row columns, in place of those made here where the names are equal.
+        samples_per_prompt: number of transcripts of one prompt, which are adjacent.
+        rows: additional row columns; they replace columns of the same name.
     """
     number = torch.arange(len(transcripts)) % samples_per_prompt
     own = {

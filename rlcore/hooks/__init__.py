@@ -1,4 +1,4 @@
-"""Tell everyone: pluggy hooks for observers. What has an order that matters is a list in the config, not a hook."""
+"""Hooks for observers, with pluggy. Anything whose order matters is a list in the config instead."""
 
 from __future__ import annotations
 

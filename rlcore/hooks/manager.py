@@ -1,4 +1,4 @@
-"""`Hooks`: the one place that calls pluggy; one typed method for each hook."""
+"""`Hooks`: the only user of pluggy, with a typed method for each hook."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 
 
 class Hooks:
-    """The hooks of the plugins that the config names, and no others; called in the order of their names."""
+    """The hooks of the plugins named in the config, called in the order of the plugins' names."""
 
     def __init__(self, plugins: Sequence[str | object] = (), on_error: Literal["raise", "warn"] = "raise") -> None:
-        """Resolve and register.
+        """Resolve and register the plugins.
 
         Raises:
             PluginError: a plugin cannot be resolved.
-            ConfigError: a plugin has no hook, a function `rlcore_...` that is none or is not marked, or an unknown argument.
+            ConfigError: a plugin has no hook, an unknown or unmarked function `rlcore_...`, or an unknown argument.
         """
         self._on_error = on_error
         self.givers: dict[str, str] = {}
-        """Name -> plugin, of what was merged last."""
+        """Name -> plugin, for the entries of the last merge."""
         self._manager = pluggy.PluginManager("rlcore")
         self._manager.add_hookspecs(specs)
         for label, plugin in sorted(_labelled(plugins), key=lambda pair: pair[0], reverse=True):
-            self._register(label, plugin)  # pluggy calls the last registered first
+            self._register(label, plugin)  # pluggy calls the last one first
 
     def configure(self, *, config: Config) -> None:
         self._call("rlcore_configure", config=config)
@@ -69,7 +69,7 @@ class Hooks:
         self._call("rlcore_checkpoint_saved", run=run, step=step, path=path)
 
     def run_end(self, *, run: Run, error: BaseException | None) -> None:
-        """Every plugin is told, even after one has failed; a failure never hides the error that ended the run."""
+        """Call every plugin, even after a failure; a failure never hides the error that ended the run."""
         failures: list[Exception] = []
         self._call("rlcore_run_end", failures, run=run, error=error)
         if failures and error is None:
@@ -79,9 +79,10 @@ class Hooks:
         return [check for _, checks in self._call("rlcore_health_checks") for check in checks]
 
     def _call(self, hook: str, failures: list[Exception] | None = None, **arguments: Any) -> list[tuple[str, Any]]:
-        """(plugin, result) for each plugin that has the hook and returns something.
+        """Return (plugin, result) for each plugin with the hook whose result is not None.
 
-        What a plugin raises is noted with its name, and raised; with `failures`, kept there while the others are called.
+        An exception is raised with a note naming the plugin; with `failures`, it is appended there and the other
+        plugins are still called.
         """
         results = []
         for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
@@ -110,13 +111,13 @@ class Hooks:
         for plugin, result in self._call(hook, **arguments):
             if not isinstance(result, Mapping):
                 raise ConfigError(
-                    f"{hook} of {plugin} returned {result!r}, which is no mapping\nReturn a dict, or None for nothing."
+                    f"{hook} of {plugin} returned {result!r}, which is not a mapping\nReturn a dict or None."
                 )
             for name, value in result.items():
                 if name in merged and not (same_is_fine and merged[name] == value):
                     raise ConfigError(
                         f"{hook}: '{name}' comes from two plugins, {giver[name]} ({merged[name]!r}) and {plugin} ({value!r})\n"
-                        f"Switch one off in plugins.hooks."
+                        f"Remove one from plugins.hooks."
                     )
                 merged[name], giver[name] = value, plugin
         return merged
@@ -133,14 +134,14 @@ class Hooks:
         implemented = self._manager.get_hookcallers(found) or []
         if not implemented:
             raise ConfigError(
-                f"hook plugin '{label}' has no hook, so it would do nothing.\n"
+                f"hook plugin '{label}' has no hook, so it would have no effect.\n"
                 f"Mark its functions with @rlcore.hookimpl; hooks: {', '.join(_KNOWN)}."
             )
         for caller in implemented:
             if any(it.plugin is found and (it.wrapper or it.hookwrapper) for it in caller.get_hookimpls()):
                 raise ConfigError(
-                    f"hook plugin '{label}' has '{caller.name}' as a wrapper, and hooks only observe.\n"
-                    f"Leave wrapper=True out."
+                    f"hook plugin '{label}' defines '{caller.name}' as a wrapper, but hooks only observe.\n"
+                    f"Remove wrapper=True."
                 )
 
 
@@ -148,7 +149,7 @@ _KNOWN = [name for name in vars(specs) if name.startswith("rlcore_")]
 
 
 def _refuse_misspelt(label: str, plugin: object) -> None:
-    """pluggy passes over a function that is not marked; here its name says that it was meant."""
+    """Refuse functions with the prefix of a hook that are unknown or unmarked, which pluggy would ignore."""
     for name in dir(plugin):
         function = getattr(plugin, name) if name.startswith("rlcore_") else None
         if not inspect.isroutine(function):
@@ -156,15 +157,17 @@ def _refuse_misspelt(label: str, plugin: object) -> None:
         marked = hasattr(function, "rlcore_impl")
         if name not in _KNOWN and not getattr(function, "rlcore_impl", {}).get("specname"):
             raise ConfigError(
-                f"hook plugin '{label}' has '{name}', which is no hook.{did_you_mean(name, _KNOWN)}\n"
+                f"hook plugin '{label}' has '{name}', which is not a hook.{did_you_mean(name, _KNOWN)}\n"
                 f"Hooks: {', '.join(_KNOWN)}."
             )
         if not marked:
-            raise ConfigError(f"hook plugin '{label}' has '{name}' without its mark.\nWrite @rlcore.hookimpl above it.")
+            raise ConfigError(
+                f"hook plugin '{label}' defines '{name}' without @rlcore.hookimpl.\nWrite @rlcore.hookimpl above it."
+            )
 
 
 def _labelled(plugins: Sequence[str | object]) -> list[tuple[str, str | object]]:
-    """Each plugin with the name that messages give it; a second object of one class is called Observer-2."""
+    """Return each plugin with its name in messages; a second object of a class is called Observer-2."""
     labelled: dict[str, str | object] = {}
     for plugin in plugins:
         if isinstance(plugin, str):

@@ -1,4 +1,4 @@
-"""The hooks. All of them run on the controller; a plugin implements the ones that it wants, with `@rlcore.hookimpl`.
+"""The hooks. All of them run on the controller; a plugin implements any of them with `@rlcore.hookimpl`.
 
 `run` is the `rlcore.trainer.run.Run`; treat it as read-only.
 """
@@ -23,67 +23,67 @@ hookimpl = pluggy.HookimplMarker("rlcore")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that `rlcore doctor` looks at."""
+    """A check of `rlcore doctor`."""
 
     name: str
     run: Callable[[], str]
-    """Returns what was found; raises when something is wrong."""
+    """Returns the finding; raises if there is a problem."""
     fix: str = ""
-    """The line to type."""
+    """What to type to fix the problem."""
 
 
 @hookspec
 def rlcore_configure(config: Config) -> None:
-    """The config is composed and nothing is started. Raise to refuse it."""
+    """Called when the config is composed and nothing is started. Raise to refuse the config."""
 
 
 @hookspec
 def rlcore_worker_env(config: Config, role: str, rank: int) -> Mapping[str, str] | None:
-    """Environment variables for the host of a role, set before it imports anything.
+    """Return environment variables for the host of a role, which are set before it imports anything.
 
-    Two plugins that set one name to different values are an error."""
+    It is an error if two plugins set a name to different values."""
 
 
 @hookspec
 def rlcore_run_start(run: Run) -> None:
-    """Hosts and workers are up; the first evaluation comes next."""
+    """Called when hosts and workers are running, before the first evaluation."""
 
 
 @hookspec
 def rlcore_step_start(run: Run, step: int) -> None:
-    """A step begins; steps count from 1."""
+    """Called at the start of a step; steps count from 1."""
 
 
 @hookspec
 def rlcore_samples_scored(run: Run, step: int, samples: Batch) -> None:
-    """The samples of a step have rewards; none has been dropped yet. Fetch only the columns you need."""
+    """Called when the samples of a step have rewards, before any is dropped. Fetch only the columns you need."""
 
 
 @hookspec
 def rlcore_step_end(run: Run, step: int, metrics: Mapping[str, float]) -> None:
-    """A step is done and logged; its checkpoint, if one is due, comes next."""
+    """Called when a step is done and logged, before its checkpoint."""
 
 
 @hookspec
 def rlcore_collect_metrics(run: Run, step: int) -> Mapping[str, float] | None:
-    """Metrics of yours for this step. A name that the core or another plugin has given is an error."""
+    """Return your metrics for this step. It is an error to reuse a name of the core or another plugin."""
 
 
 @hookspec
 def rlcore_weights_synced(run: Run, version: int, seconds: float) -> None:
-    """The rollout has the actor's weights as `version`."""
+    """Called when the rollout has the actor's weights as `version`."""
 
 
 @hookspec
 def rlcore_checkpoint_saved(run: Run, step: int, path: Path) -> None:
-    """A checkpoint is on the disk, complete."""
+    """Called when a checkpoint is complete on disk."""
 
 
 @hookspec
 def rlcore_run_end(run: Run, error: BaseException | None) -> None:
-    """The run ends, well or not; always called."""
+    """Called when the run ends, whether it succeeded or not."""
 
 
 @hookspec
 def rlcore_health_checks() -> list[Check] | None:
-    """Checks of yours for `rlcore doctor`."""
+    """Return your checks for `rlcore doctor`."""

@@ -1,1 +1,1 @@
-"""Hugging Face models as rlcore computes them: loading, attention over packed samples, log-probs from hidden states."""
+"""Hugging Face models: loading, attention over packed samples, log-probs from hidden states."""

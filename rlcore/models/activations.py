@@ -1,4 +1,4 @@
-"""Activation checkpointing of Hugging Face models, without bringing dropout back."""
+"""Activation checkpointing of Hugging Face models without enabling dropout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Recompute the activations of each layer in the backward pass; the results stay those of evaluation mode."""
+    """Recompute the activations of each layer in the backward pass; results are those of evaluation mode."""
     options = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(options)

@@ -1,9 +1,9 @@
-"""Attention over packed samples: laid end to end for every other layer, never looking across a sample's border.
+"""Attention over packed samples: they are concatenated for all other layers and do not attend to each other.
 
-Registered with transformers as "rlcore_packed". The model is called with `input_ids [1, T]`, positions that restart at 0,
-no attention mask and `packing=Packing(...)`, which its layers hand through to here. Samples of similar length are put
-side by side with padding on the right, where the causal mask alone keeps it out; long ones are slices without a copy.
-Shapes: T tokens, H heads, D head size, n samples of a bucket, L their longest length.
+Registered with transformers as "rlcore_packed". The model is called with `input_ids [1, T]`, positions that restart at
+0, no attention mask and `packing=Packing(...)`, which its layers pass to this function. Samples of similar length share
+a bucket, padded on the right, where the causal mask excludes the padding; equal lengths are sliced without a copy.
+Shapes: T tokens, H heads, D head size, n samples of a bucket, L the longest length in it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlcore.errors import ModelError
 
 NAME = "rlcore_packed"
 _MIN_FILL = 0.75
-"""Samples share a bucket while the shortest fills at least this much of the longest."""
+"""Least ratio of the shortest to the longest sample of a bucket."""
 _REFUSED = ("s_aux", "sinks", "head_mask")
 ADVICE = "No backend takes it: choose a model of another family, such as Llama, Qwen3, Gemma 3 or Mistral."
-"""Second line of every error that refuses a model for its attention."""
+"""Second line of errors that refuse a model because of its attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class _Bucket:
     num_samples: int
     longest: int
     index: Tensor | None
-    """[n · L] token of each place, padding repeats the last; None: the samples fill start:stop exactly."""
+    """[n · L] token at each position, padding repeats the last one; None: the samples fill start:stop exactly."""
     places: Tensor | None
-    """Places that hold a token, in token order; None: all."""
+    """Positions with a token, in token order; None: all."""
     start: int
     stop: int
 
 
 class Packing:
-    """How the samples of one micro-batch lie; made once, used by every layer."""
+    """Layout of the samples of a micro-batch; created once and used by every layer."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
         self.device = device
@@ -63,7 +63,7 @@ class Packing:
         )
 
     def merge(self, outputs: Sequence[Tensor]) -> Tensor:
-        """[T, H, D] in token order from the outputs of the buckets."""
+        """Combine the outputs of the buckets into [T, H, D] in token order."""
         whole = outputs[0] if len(outputs) == 1 else torch.cat(list(outputs))
         return whole if self._restore is None else whole[self._restore]
 
@@ -82,7 +82,7 @@ def _bucket(members: Sequence[tuple[int, int]], device: torch.device | str) -> _
 
 
 def _tokens(bucket: _Bucket) -> Tensor:
-    """Token numbers in the order in which a bucket gives them out, on the CPU."""
+    """Return the token numbers of a bucket in the order of its outputs, on the CPU."""
     if bucket.index is None or bucket.places is None:
         return torch.arange(bucket.start, bucket.stop)
     return bucket.index[bucket.places].cpu()
@@ -105,11 +105,11 @@ def packed_attention(
     """Compute attention for transformers: query [1, H, T, D], key and value [1, H_kv, T, D]; returns [1, T, H, D].
 
     Args:
-        attention_mask: the window, from `window_of_mask`; some families pass it in no other way.
+        attention_mask: the window, from `window_of_mask`; for some families this is the only source.
     """
     refuse_unknown(module, attention_mask, options)
     if packing is None:
-        raise TypeError("samples cannot be packed: its layers do not hand `packing` on to their attention")
+        raise TypeError("samples cannot be packed: its layers do not pass `packing` to their attention")
     window = attention_mask if sliding_window is None else sliding_window
     outputs = []
     for bucket in packing.buckets:
@@ -123,7 +123,7 @@ def packed_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, scaling: float | None, window: int | None, softcap: float | None
 ) -> Tensor:
-    """Causal attention of [n, H, L, D] on [n, H_kv, L, D]."""
+    """Compute causal attention of [n, H, L, D] on [n, H_kv, L, D]."""
     length = q.shape[2]
     grouped = q.shape[1] != k.shape[1]
     windowed = window is not None and window < length
@@ -138,7 +138,7 @@ def attend(
 
 
 def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: float | None, softcap: float) -> Tensor:
-    """Attention whose scores pass through softcap · tanh(score / softcap), as in Gemma 2."""
+    """Compute attention with scores softcap · tanh(score / softcap), as in Gemma 2."""
     if q.shape[1] != k.shape[1]:
         k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -148,24 +148,24 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scaling: 
 
 
 def refuse_unknown(module: Any, attention_mask: Tensor | int | None, options: dict[str, Any]) -> None:
-    """Raise ModelError for a mask or an option that changes what attention computes."""
+    """Raise ModelError for a mask or an option that changes the result of attention."""
     asked = [name for name in _REFUSED if options.get(name) is not None]
-    asked += ["a mask of its own"] * isinstance(attention_mask, Tensor)
+    asked += ["a custom mask"] * isinstance(attention_mask, Tensor)
     if asked:
-        what = f"{type(module).__name__} asks for attention with '{asked[0]}'"
-        raise ModelError(f"{what}, which rlcore's own attention does not have\n{ADVICE}")
+        what = f"{type(module).__name__} requires attention with '{asked[0]}'"
+        raise ModelError(f"{what}, which rlcore's attention does not support\n{ADVICE}")
 
 
 def check_kind(config: Any) -> None:
-    """Raise ModelError for a configuration whose attention no packing has; a dry run asks before a model is loaded."""
+    """Raise ModelError for an attention that packing does not support; called before a model is loaded."""
     config = config.get_text_config()
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         what = f"{config.model_type} has attention in chunks of {config.attention_chunk_size} tokens"
-        raise ModelError(f"{what}, which rlcore's own attention does not have\n{ADVICE}")
+        raise ModelError(f"{what}, which rlcore's attention does not support\n{ADVICE}")
 
 
 def _side_by_side(states: Tensor, bucket: _Bucket) -> Tensor:
-    """[H, T, D] -> [n, H, L, D]."""
+    """Reshape [H, T, D] to [n, H, L, D]."""
     heads, _, size = states.shape
     index = bucket.index
     chosen = states[:, bucket.start : bucket.stop] if index is None else states.index_select(1, index)
@@ -173,7 +173,7 @@ def _side_by_side(states: Tensor, bucket: _Bucket) -> Tensor:
 
 
 def register() -> None:
-    """Make "rlcore_packed" known to transformers; may be called twice."""
+    """Register "rlcore_packed" with transformers. May be called twice."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -182,5 +182,5 @@ def register() -> None:
 
 
 def window_of_mask(*args: Any, local_size: int | None = None, **options: Any) -> int | None:
-    """Return the window of a mask that transformers wants, in place of the mask; chunks are refused elsewhere."""
+    """Return the window instead of the mask that transformers requests; chunks are refused elsewhere."""
     return local_size

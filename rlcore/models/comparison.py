@@ -1,8 +1,8 @@
-"""Compare the logits of a model whose attention was replaced with those of its own attention.
+"""Compare a model's logits under a replaced attention with those under its own attention.
 
-Every backend and engine that replaces the attention of a transformers model calls `check_attention` when it
-starts. An attention window is thousands of tokens long, and a family may build it where the replacement does not see
-it, so the comparison is repeated with small windows. Shapes: T tokens of all samples, V vocabulary.
+Every backend and engine that replaces the attention of a transformers model calls `check_attention` at start. Attention
+windows have thousands of tokens, and some families apply them where the replacement does not see them, so the
+comparison is repeated with small windows. Shapes: T tokens of all samples, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from rlcore.errors import ModelError
 
 _SMALL = 4
-"""Tokens of a window during the comparison."""
+"""Window during the comparison, in tokens."""
 _LENGTHS = (13, 9)
-"""Tokens of the samples: three small windows and one more, and another length."""
+"""Lengths of the samples in tokens: three small windows plus one, and a different length."""
 _LIMITS = (
     "sliding_window",
     "sliding_window_size",
@@ -31,7 +31,7 @@ _LIMITS = (
     "floor_scale",
     "log_scaling_n_floor",
 )
-"""Settings of configurations and layers: numbers of tokens beyond which attention computes something else."""
+"""Settings of configurations and layers: numbers of tokens beyond which attention changes."""
 
 
 @torch.no_grad()
@@ -44,16 +44,16 @@ def check_attention(
     refuse: Callable[[str], ModelError],
     run: Callable[..., Tensor] = lambda compute, *args: compute(*args),
 ) -> None:
-    """Switch `model` to the attention called `name`, and compare its logits with those of its own attention.
+    """Switch `model` to the attention `name` and compare the logits with those of its own attention.
 
     Args:
-        packed_logits: [T, V] logits of the samples with the new attention.
-        tolerance: largest difference, relative to the largest logit.
-        refuse: makes the error from a reason.
+        packed_logits: returns [T, V] logits of the samples with the new attention.
+        tolerance: largest accepted difference, relative to the largest logit.
+        refuse: creates the error for a reason.
         run: calls a function that reads parameters.
 
     Raises:
-        ModelError: they differ, or the new attention cannot compute this model.
+        ModelError: the logits differ, or the new attention does not support this model.
     """
     config = model.config.get_text_config()
     ids = torch.arange(1, 1 + _LENGTHS[0], device=next(model.parameters()).device)
@@ -90,14 +90,14 @@ def _attempt(
 
 
 def own_logits(model: Any, samples: Sequence[Tensor]) -> Tensor:
-    """Return the [T, V] logits that the model itself computes; padding on the right changes none of them."""
+    """Return the model's own [T, V] logits; padding on the right does not change them."""
     logits = model(pad_sequence(list(samples), batch_first=True), use_cache=False).logits
     return torch.cat([row[: len(sample)] for row, sample in zip(logits, samples)]).float()
 
 
 @contextmanager
 def small_limits(model: Any) -> Iterator[str]:
-    """Shorten every attention window, and yield the settings with the values that they had."""
+    """Shorten every attention window; yield the settings with their original values."""
     modules = list(model.modules())
     configs = [module.config for module in modules if hasattr(module, "config")]
     owners = {id(owner): owner for owner in (model.config.get_text_config(), *configs, *modules)}
@@ -122,5 +122,5 @@ def _has_windows(config: Any) -> bool:
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Keep layers from being compiled for windows that no batch will have."""
+    """Prevent compilation of layers for windows that only the comparison has."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -1,6 +1,6 @@
-"""From hidden states to the log-probability and entropy of tokens, for the tokens that a loss sees and no others.
+"""Log-probability and entropy of tokens from hidden states, only for the tokens in the loss.
 
-Logits exist for one chunk of tokens at a time, and are computed again in the backward pass when there are several.
+Logits exist for one chunk of tokens at a time; with several chunks, the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlcore.models.comparison import check_attention
 _CHUNK_VALUES = 2**25
 """Logits in one chunk: 128 MB in float32."""
 _TOLERANCE = 1e-4
-"""Of float32 logits, relative to the largest."""
+"""Tolerance for float32 logits, relative to the largest."""
 
 
 class TokenHead:
-    """The output embedding of a model, with what its family does to logits."""
+    """The output embedding of a model, with its family's scaling and soft cap of logits."""
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
@@ -34,12 +34,12 @@ class TokenHead:
         self._chunk = max(1, _CHUNK_VALUES // config.vocab_size)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, V] in float32."""
+        """Return [n, V] logits in float32."""
         logits: Tensor = self._embedding(hidden).float() * self._scale
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def __call__(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probability of `targets` [n] and entropy [n], float32, from hidden states [n, hidden]."""
+        """Return log-probability of `targets` [n] and entropy [n], float32, from hidden states [n, hidden]."""
         if len(targets) <= self._chunk:
             return self._statistics(hidden, targets, temperature)
         parts = [
@@ -63,7 +63,7 @@ class TokenHead:
 
 
 def hidden_states(model: Any, input_ids: Tensor, packing: Packing) -> Tensor:
-    """Return the [T, hidden] states of packed samples, after the last norm."""
+    """Return the [T, hidden] states of packed samples after the last norm."""
     out = model.base_model(
         input_ids=input_ids, position_ids=packing.position_ids, attention_mask=None, use_cache=False, packing=packing
     )
@@ -72,11 +72,10 @@ def hidden_states(model: Any, input_ids: Tensor, packing: Packing) -> Tensor:
 
 
 def use_packed_attention(model: Any, head: TokenHead) -> None:
-    """Switch the model to the packed attention, and compare packed samples with what it computes by itself.
+    """Switch the model to the packed attention and compare it with the model's own attention.
 
     Raises:
-        ModelError: samples affect each other, or the class does something to attention or logits that is not known
-            here.
+        ModelError: samples affect each other, or the class changes attention or logits in an unsupported way.
     """
 
     def logits(samples: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Load models and tokenizers from directories in Hugging Face layout; nothing is downloaded, no code in them is run."""
+"""Load models and tokenizers from directories in Hugging Face layout, without downloads and without running their code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _COPIED_FILES = ("tokenizer*", "vocab.*", "merges.txt", "added_tokens.*", "speci
 
 
 def check_directory(path: str, setting: str = "model.path") -> Path:
-    """The path as a directory that holds a model; `setting` is what the user typed it for.
+    """Return the path of a model directory; `setting` is the setting with this path.
 
     Raises:
-        ModelError: it is not there, or config or weights are missing.
+        ModelError: the directory, config or weights are missing.
     """
     if not path:
         raise ModelError(f"{setting} is empty\nType  {setting}=DIR")
@@ -36,7 +36,7 @@ def check_directory(path: str, setting: str = "model.path") -> Path:
         )
     if not (directory / "config.json").is_file():
         raise ModelError(
-            f"{setting}={path} has no config.json, so it is no model in Hugging Face layout\nSee  ls {path}"
+            f"{setting}={path} has no config.json, so it is not a model in Hugging Face layout\nSee  ls {path}"
         )
     if not list(directory.glob("*.safetensors")):
         pickled = [p.name for p in (*directory.glob("*.bin"), *directory.glob("*.pt"))]
@@ -51,14 +51,14 @@ def check_directory(path: str, setting: str = "model.path") -> Path:
         )
         if absent:
             raise ModelError(
-                f"{setting}={path} lacks {len(absent)} of its files of weights, the first is {absent[0]}\n"
-                "Fetch them again:  hf download OWNER/NAME --local-dir DIR"
+                f"{setting}={path} lacks {len(absent)} of its weight files, the first is {absent[0]}\n"
+                "Download them again:  hf download OWNER/NAME --local-dir DIR"
             )
     return directory
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model directory; one object per process and path.
+    """Return the tokenizer of a model directory; one object per process and path.
 
     Raises:
         ModelError: no tokenizer files.
@@ -72,7 +72,7 @@ def _load_tokenizer(path: str) -> Any:
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             f"model.path={path} has no tokenizer (none of {', '.join(TOKENIZER_FILES)})\n"
-            "Copy the tokenizer files of the model into it."
+            "Copy the tokenizer files of the model to it."
         )
     from transformers import AutoTokenizer
 
@@ -86,14 +86,14 @@ def _load_tokenizer(path: str) -> Any:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files byte for byte from one directory to another."""
+    """Copy the files of the tokenizer from one directory to another."""
     for pattern in _COPIED_FILES:
         for file in source.glob(pattern):
             shutil.copyfile(file, target / file.name)
 
 
 def read_config(directory: Path) -> Any:
-    """Read config.json; code that it names is never run.
+    """Read config.json, without running code that it names.
 
     Raises:
         ModelError: transformers does not accept it.
@@ -116,7 +116,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
     """Load a causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
 
     Raises:
-        ModelError: it cannot be loaded, its weights are not those of its config.json, or some are not finite.
+        ModelError: it cannot be loaded, weights and config.json do not match, or some weights are not finite.
     """
     import torch
     import transformers
@@ -158,19 +158,23 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
 
 
 def check_positions(config: Any, path: str | Path) -> None:
-    """Raises: ModelError: in a model of this configuration the positions of a sample depend on its neighbours."""
+    """Refuse a configuration in which the positions of a sample depend on the other samples of its batch.
+
+    Raises:
+        ModelError: the configuration has such a rope_type.
+    """
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)}
     if by_length := sorted(_BY_LENGTH & kinds):
         raise ModelError(
             f"model.path={path} has rope_type={by_length[0]}: its positions depend on the longest sample of a batch, so"
-            " a sample's log-probs would depend on its neighbours\n"
-            "Give config.json a fixed one, such as rope_type yarn or default, or choose another model."
+            " a sample's log-probs would depend on the other samples\n"
+            "Set a fixed rope_type in config.json, such as yarn or default, or choose another model."
         )
 
 
 def fingerprint(files: Iterable[Path]) -> int:
-    """56 bits of the files' names, sizes and a sample of their bytes."""
+    """Return 56 bits of a hash of the files' names, sizes and a sample of their bytes."""
     digest = hashlib.sha256()
     for path in sorted(files):
         size = path.stat().st_size
@@ -183,10 +187,10 @@ def fingerprint(files: Iterable[Path]) -> int:
 
 
 def check_same_files(directory: Path, device: Any) -> None:
-    """All ranks must read the same files: names, sizes and a sample of the bytes are compared. Every rank calls it.
+    """Check that all ranks read the same files, by names, sizes and a sample of the bytes. Every rank calls it.
 
     Raises:
-        ModelError: they do not.
+        ModelError: the files differ.
     """
     import torch
     import torch.distributed as dist
@@ -196,4 +200,4 @@ def check_same_files(directory: Path, device: Any) -> None:
     found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
     if any(int(other) != int(own) for other in found):
-        raise ModelError(f"the ranks have read different weights from {directory}\nCopy one model to every node.")
+        raise ModelError(f"the ranks have read different weights from {directory}\nCopy the same model to every node.")

@@ -1,6 +1,6 @@
-"""The weights of a model directory: which files hold them, and whether they are those of its config.json.
+"""Weight files of a model directory, and checks that they match its config.json.
 
-Every loader calls both checks: `local` and `hf` through `load_model`, the others where they read the files themselves.
+Every loader calls both checks: `local` and `hf` through `load_model`, the others when they read the files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from rlcore.errors import ModelError
 
 _COMPUTED = r"rotary_emb\.inv_freq$"
-"""Old files hold these, which are computed from the configuration."""
+"""Tensors in old files that are now computed from the configuration."""
 _DRAFT = "eh_proj.weight"
-"""In each layer that predicts a token further ahead, which DeepSeek V3 and its like have after the last one."""
+"""Weight that marks a multi-token-prediction layer, such as those after the last layer of DeepSeek V3."""
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files that transformers reads; a directory may hold the same weights in another layout too."""
+    """Return the files that transformers reads; a directory may also hold the same weights in another layout."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -32,13 +32,13 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_names(unexpected: Iterable[str], path: str | Path, ignored: Iterable[str] = ()) -> None:
-    """Check the names of weights that the model has no parameter for.
+    """Check the names of weights for which the model has no parameter.
 
     Args:
-        ignored: patterns of names that its class declares to ignore.
+        ignored: patterns of names that the model's class ignores.
 
     Raises:
-        ModelError: other names are among them.
+        ModelError: other names are present.
     """
     names = sorted(unexpected)
     known = re.compile("|".join([_COMPUTED, *ignored]))
@@ -46,9 +46,9 @@ def check_names(unexpected: Iterable[str], path: str | Path, ignored: Iterable[s
     extra = [name for name in names if not known.search(name) and not name.startswith(drafts)]
     if extra:
         raise ModelError(
-            f"model.path={path} holds {len(extra)} weights that its config.json has no place for, the first is"
+            f"model.path={path} holds {len(extra)} weights that do not fit its config.json, the first is"
             f" {extra[0]}\n"
-            "Give it the config.json of these weights: with fewer layers, for one, a smaller model would be trained."
+            "Use the config.json of these weights: with fewer layers, for example, a smaller model would be trained."
         )
 
 
@@ -56,10 +56,10 @@ def check_finite(named: Iterable[tuple[str, Tensor]], path: str | Path, *, toget
     """Check the values of all weights.
 
     Args:
-        together: each rank has a part of them; every rank calls it, and all raise what one has found.
+        together: each rank has a part of the weights; every rank calls it and raises if any finds a problem.
 
     Raises:
-        ModelError: names a weight with a value that is not finite.
+        ModelError: a weight has values that are not finite; the message names it.
     """
     found = next(filter(None, (_not_finite(name, weight) for name, weight in named)), "")
     if together:
@@ -69,13 +69,13 @@ def check_finite(named: Iterable[tuple[str, Tensor]], path: str | Path, *, toget
     if found:
         raise ModelError(
             f"model.path={path}: {found}\n"
-            "Copy the whole directory again; if it came from training, take an earlier checkpoint."
+            "Copy the whole directory again; if it came from training, use an earlier checkpoint."
         )
 
 
 @torch.no_grad()
 def _not_finite(name: str, weight: Tensor) -> str:
-    if bool(weight.sum().isfinite()):  # reads the weight once and needs no memory, unlike isfinite of all values
+    if bool(weight.sum().isfinite()):  # one pass without a copy, unlike isfinite of all values
         return ""
     count = int((~weight.isfinite()).sum())
     return f"{name} has {count} values that are not finite" if count else ""

@@ -1,4 +1,4 @@
-"""What a plugin implements, one Protocol per kind; `PROTOCOLS` is what the registry checks a plugin against."""
+"""Interfaces of plugins, one Protocol per kind; the registry checks plugins against `PROTOCOLS`."""
 
 from rlcore.protocols.algorithm import Algorithm, RoleSpec
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig

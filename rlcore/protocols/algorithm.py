@@ -1,7 +1,7 @@
-"""`Algorithm`: the data flow of a step on the controller, and the loss on the workers.
+"""`Algorithm`: the data flow of a step on the controller and the loss on the workers.
 
-`rlcore.algorithms.grpo` is the first example. An instance lives on the controller (`collect`, `update`, state) and one in
-each policy and critic worker (`loss`); both are made from the same config, and only config travels between them.
+See `rlcore.algorithms.grpo` for an example. One instance lives on the controller (`collect`, `update`, state) and one
+in each policy and critic worker (`loss`). All are created from the same config; only the config travels between them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
-    """A role that an algorithm needs. Example: RoleSpec(name="reference", worker="reference")"""
+    """A role required by an algorithm. Example: RoleSpec(name="reference", worker="reference")"""
 
     name: str
-    """The name in `placement`, in metrics and on `roles`."""
+    """Name in `placement`, in metrics and on `roles`."""
     worker: str
     """A name of the registry kind `worker`."""
     model: str = ""
-    """Directory of a model of its own, given as the setting `algorithm.<name>`; empty: that of the actor."""
+    """Directory of a separate model, given as the setting `algorithm.<name>`; empty: the actor's model."""
 
 
 class Algorithm(Protocol):
-    """How samples become updates. A class attribute `Config` (dataclass) holds its settings.
+    """Turns samples into updates. A class attribute `Config` (dataclass) holds its settings.
 
     Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `Evaluates`, `HasValueLoss` and `ShowsMetrics`
     of `rlcore.protocols.optional`.
@@ -41,26 +41,28 @@ class Algorithm(Protocol):
     def __init__(self, config: Any) -> None: ...
 
     def roles(self) -> Sequence[RoleSpec]:
-        """The roles needed under this config; only these are built. `actor` is always among them."""
+        """Return the roles required under this config; only these are built. `actor` is always among them."""
 
     def reads(self) -> Mapping[str, Sequence[str]]:
-        """Columns that the loss of each trained role reads: {"actor": ["old_log_probs", "advantage"]}.
+        """Return the columns that the loss of each trained role reads: {"actor": ["old_log_probs", "advantage"]}.
 
-        The planner checks before anything starts that a role or `writes` provides each, and only these travel."""
+        The planner checks before the start that a role or `writes` provides each of them; only these travel."""
 
     def writes(self) -> Sequence[str]:
-        """Columns that `collect` adds or renames by itself."""
+        """Return the columns that `collect` itself adds or renames."""
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """From prompts to experience, in plain Python on the controller; large columns stay where they are."""
+        """Turn prompts into experience, in plain Python on the controller; large columns stay where they are."""
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """The actor's loss terms: a pure function on a micro-batch; core averages. A critic's is `value_loss`."""
+        """Return the actor's loss terms: a pure function of a micro-batch; the core averages them.
+
+        The critic's loss is `value_loss`."""
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
-        """Epochs and mini-batches over the trained roles; `rlcore.algorithms.base` has the default."""
+        """Train the roles in epochs and mini-batches; `rlcore.algorithms.base` has the default."""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON data that a resume needs, such as an adaptive KL coefficient."""
+        """Return the JSON data that a resume needs, such as an adaptive KL coefficient."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

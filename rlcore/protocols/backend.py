@@ -1,7 +1,7 @@
-"""`Backend`: how one model is trained. `rlcore.backends.local` is the first example and the oracle of the contract tests.
+"""`Backend`: trains one model. `rlcore.backends.local` is the example and the reference for the contract tests.
 
-One instance per rank of a role, made inside the host process that owns the device. Policy, critic and reference workers
-call it; it knows nothing of rewards, prompts or algorithms.
+One instance per rank of a role, created inside the host process that owns the device. Policy, critic and reference
+workers call it; it knows nothing about rewards, prompts or algorithms.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and how it is computed."""
+    """The model and its numerics."""
 
     path: str
     """Directory in Hugging Face layout: config.json, safetensors, tokenizer."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the matrix products; parameters and optimiser stay float32."""
+    """Type of the matrix products; parameters and optimiser state stay float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_tokens_per_device: int = 16384
-    """Tokens in one micro-batch; a single longer sample is a micro-batch of its own."""
+    """Most tokens in one micro-batch; a longer sample forms a micro-batch by itself."""
 
     def __post_init__(self) -> None:
         _at_least(self, max_tokens_per_device=1)
@@ -42,16 +42,21 @@ class OptimizerConfig:
     """AdamW and its learning-rate schedule."""
 
     lr: float = 1e-6
+    """Learning rate after warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning-rate decay after warm-up, over the whole run."""
     warmup_steps: int = 0
-    """Optimiser steps of linear warm-up."""
+    """Length of the linear warm-up, in optimiser steps."""
     min_lr_ratio: float = 0.1
-    """Linear and cosine end at lr times this."""
+    """Final learning rate of linear and cosine, as a fraction of lr."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW: decay rates of the first and second moment."""
     eps: float = 1e-8
+    """AdamW: term added to the denominator."""
     weight_decay: float = 0.0
+    """AdamW: decoupled weight decay."""
     clip_grad_norm: float = 1.0
-    """0 turns clipping off."""
+    """Most global gradient norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         _at_least(self, lr=0, warmup_steps=0, min_lr_ratio=0, eps=0, weight_decay=0, clip_grad_norm=0)
@@ -63,7 +68,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendContext:
-    """What the core tells a backend when it makes it."""
+    """Facts that the core passes to a backend's constructor."""
 
     rank: int = 0
     world_size: int = 1
@@ -72,16 +77,16 @@ class BackendContext:
     head: Literal["token", "value"] = "token"
     """"token": log-probs and entropy; "value": a value head on the last hidden state."""
     trained: bool = True
-    """False for a frozen model: no optimiser is made, forward only."""
+    """False for a frozen model: forward only, no optimiser."""
     total_steps: int = 0
-    """Optimiser steps of the whole run, for the schedule; 0 when unknown."""
+    """Optimiser steps of the whole run, for the schedule; 0 if unknown."""
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
-    """What the host adds, such as the rendezvous address under "init_method"."""
+    """Entries added by the host, such as the rendezvous address under "init_method"."""
 
 
 def _at_least(config: Any, **lowest: float) -> None:
-    """Refuse settings below their lowest value, infinite or NaN."""
+    """Refuse settings that are infinite, NaN or below their minimum."""
     for name, low in lowest.items():
         value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
         if not low <= value < math.inf:
@@ -94,56 +99,56 @@ class Backend(Protocol):
     Optional members: `TakesTurns`, `EstimatesModel`, `EstimatesStep`, `SplitsRows` and `SavesInBackground` of
     `rlcore.protocols.optional`.
 
-    When `world_size > 1` the host has initialised `torch.distributed` before the backend is made; the backend may make
-    sub-groups. Collective calls are allowed in every method but `offload`, as every rank gets every call.
+    If `world_size > 1`, the host has initialised `torch.distributed` before it creates the backend; the backend may
+    create sub-groups. Every rank gets every call, so collectives are allowed in every method except `offload`.
     """
 
     Config: type
 
     mesh: Mesh
-    """This rank's coordinates; asked once, after construction."""
+    """This rank's coordinates; read once, after construction."""
 
     def __init__(
         self, config: Any, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
     ) -> None: ...
 
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
-        """Log-probs and entropy (or values) of the tokens under `loss_mask`, without gradient, in batch order.
+        """Return log-probs and entropy (or values) of the tokens under `loss_mask`, without gradient, in batch order.
 
-        You get this rank's share: columns `input_ids` and `loss_mask`, perhaps no rows at all. Never build a
+        The batch is this rank's share, with columns `input_ids` and `loss_mask`; it may have no rows. Never build a
         float32 copy of [T, V]."""
 
     def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
-        """Accumulate gradients of the loss over this rank's share, in micro-batches of your choice.
+        """Accumulate gradients of the loss over this rank's share, split into micro-batches as you like.
 
-        Call `loss(outputs, micro_batch)`; the sum of its scalars over all micro-batches and data-parallel ranks is the
-        loss of the mini-batch, so gradients are summed, never averaged, over ranks. May be called several times
-        before `step`. Returns the merged metrics of this rank."""
+        Call `loss(outputs, micro_batch)`. The loss of the mini-batch is the sum of the returned scalars over all
+        micro-batches and data-parallel ranks, so sum gradients over ranks, never average them. May be called several
+        times before `step`. Return the merged metrics of this rank."""
 
     def step(self) -> Metrics:
-        """Sum gradients over ranks, clip, optimise, zero. Returns grad_norm and lr.
+        """Sum gradients over ranks, clip, update, zero. Return grad_norm and lr.
 
-        A gradient that is not finite: change nothing, return `skipped` = Mean(1)."""
+        If a gradient is not finite, change nothing and return `skipped` = Mean(1)."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its Hugging Face name, streamed; never a second whole copy. All ranks are called.
+        """Stream every parameter under its Hugging Face name, without a second full copy. All ranks are called.
 
-        Asked while the model is offloaded, too: from where it is, one at a time."""
+        Also called while the model is offloaded: yield one parameter at a time from where it is."""
 
     def save(self, directory: Path) -> None:
-        """Write model and optimiser into an existing empty directory, each rank its share. Safetensors, no pickles."""
+        """Write model and optimiser into an existing empty directory, each rank its share; safetensors, no pickles."""
 
     def load(self, directory: Path) -> None:
-        """The inverse of `save`; another world size is allowed. Nothing changes when something is missing."""
+        """Load what `save` wrote, possibly with another world size. If something is missing, change nothing."""
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
-        """Write what `save` left in `source` as a Hugging Face model into the existing directory `target`.
+        """Convert the checkpoint that `save` wrote to `source` into a Hugging Face model in the existing `target`.
 
-        Called by `rlcore export` in a process without devices or process group; the core adds the tokenizer."""
+        `rlcore export` calls it in a process without devices or process group; the core adds the tokenizer."""
 
     def offload(self) -> None:
         """Free the device for the rollout. May be called twice."""
 
     def reload(self) -> None:
-        """Come back to the device. May be called twice."""
+        """Move back to the device. May be called twice."""

@@ -1,6 +1,6 @@
-"""`Dataset`: rows with named columns, from wherever they lie; `rlcore.data.files` is the first example.
+"""`Dataset`: rows with named columns, from any source; `rlcore.data.files` is an example.
 
-Made once per run for each of `data.train` and `data.eval`, on the controller, which reads every row once at start.
+Created once per run for each of `data.train` and `data.eval`, on the controller, which reads every row once at start.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Protocol
 
 
 class Dataset(Protocol):
-    """Rows in a fixed order: the same `path` and `config` give the same rows again, or a resumed run is refused.
+    """Rows in a fixed order: the same `path` and `config` must give the same rows, or a resume is refused.
 
     Optional member: `NamesRows` of `rlcore.protocols.optional`.
-    Raise DataError for what cannot be read, in the constructor.
+    The constructor raises DataError for anything that it cannot read.
     """
 
     def __init__(self, path: str, config: object) -> None:
-        """`path` is what the user wrote for `data.train` or `data.eval`; `config` is the whole `data` section."""
+        """Open `path`, the value of `data.train` or `data.eval`; `config` is the whole `data` section."""
 
     @property
     def name(self) -> str:
-        """What messages call it; usually `path`."""
+        """Name used in messages, usually `path`."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """Every column that some row has."""
+        """All columns that occur in any row."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Mapping[str, object]:
-        """Row `index`, from 0. A column that it lacks counts as None."""
+        """Return row `index`, from 0. A missing column counts as None."""

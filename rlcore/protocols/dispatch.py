@@ -1,7 +1,7 @@
-"""`Dispatch`: how the arguments of a group call are split over its ranks, and how the results become one.
+"""`Dispatch`: splits the arguments of a group call over its ranks and combines the results.
 
-A custom mode is these two functions in a class, registered under `rlcore.dispatch`; `rlcore.controller.dispatch`
-has the built-in ones. Runs on the controller; batches in the arguments are references, so splitting moves no data.
+A custom mode is a class with these two methods, registered under `rlcore.dispatch`; `rlcore.controller.dispatch`
+has the built-in ones. It runs on the controller; batches in the arguments are references, so splitting moves no data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Dispatch(Protocol):
     """A dispatch mode."""
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
-        """One call for each rank, in rank order; None: this rank is not called."""
+        """Return one call for each rank, in rank order; None: this rank is not called."""
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
-        """One result from the outputs in rank order; a rank that was not called has None."""
+        """Combine the outputs, in rank order, into one result; a rank that was not called has None."""

@@ -1,7 +1,7 @@
-"""`Environment`: a conversation with the model in several turns; the package rlcore-environments plays it.
+"""`Environment`: a multi-turn conversation with the model; the package rlcore-environments runs the episodes.
 
-Runs beside the rollout engine, in a thread of its own, many episodes at once: await what is slow. What the model wrote is
-never tokenised again, and only that is trained on; what the environment says is context.
+It runs next to the rollout engine, in a separate thread, with many episodes at once: await everything slow. Only the
+model's tokens are trained on, and they are never tokenised again; messages of the environment are context.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from rlcore.registry import PluginSpec
 
 Message: TypeAlias = Mapping[str, Any]
-"""As chat templates take it. Example: {"role": "user", "content": "What is 6 · 7?"}"""
+"""A message in the format of chat templates. Example: {"role": "user", "content": "What is 6 · 7?"}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeConfig:
-    """What bounds an episode; for every environment."""
+    """Limits of an episode, for every environment."""
 
     max_turns: int = 8
-    """Responses of the model in one episode."""
+    """Most responses of the model in one episode."""
     step_timeout_s: float = 30.0
-    """For each `reset` and `step`."""
+    """Time limit of each `reset` and `step`, in seconds."""
     max_tokens: int = 0
-    """Of a whole conversation, all messages included; 0: as many as the model's context holds."""
+    """Most tokens of a conversation, including all messages; 0: the model's context length."""
     cut_reward: float | None = None
-    """Of an episode that meets a limit before it has any reward; null: it has no verdict."""
+    """Reward of an episode that reaches a limit before it has any reward; null: none."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_turns", 1), ("max_tokens", 0)):
@@ -44,18 +44,18 @@ class EpisodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOptions:
-    """What the rollout's worker is told of the environment; plain data, as it travels to the hosts."""
+    """Options of the rollout worker for the environment; plain data, because it travels to the hosts."""
 
     environment: PluginSpec
     settings: Any
-    """Of the environment."""
+    """Settings of the environment."""
     limits: EpisodeConfig
     context_length: int
-    """Of the model, in tokens."""
+    """Context length of the model, in tokens."""
 
     @property
     def max_tokens(self) -> int:
-        """Of a whole conversation."""
+        """Most tokens of a conversation."""
         return min(self.limits.max_tokens or self.context_length, self.context_length)
 
 
@@ -65,27 +65,28 @@ DONE, OUT_OF_TURNS, OUT_OF_TOKENS, TIMEOUT, ERROR = range(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What the model wrote in one turn. Example: Completion(text="42", finish_reason="stop", num_tokens=2, turn=0)"""
+    """The model's response in one turn. Example: Completion(text="42", finish_reason="stop", num_tokens=2, turn=0)"""
 
     text: str
-    """Without special tokens."""
+    """The response without special tokens."""
     finish_reason: FinishReason
-    """"length": it met the token limit and is cut off."""
+    """"length": truncated at the token limit."""
     num_tokens: int
     turn: int
-    """From 0."""
+    """Index of the turn, from 0."""
     last: bool = False
-    """There will be no further turn: score what there is."""
+    """True if no further turn follows: return a reward now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The answer to a completion. Example: Step(reward=1.0, done=True)"""
+    """The environment's reply to a completion. Example: Step(reward=1.0, done=True)"""
 
     messages: Sequence[Message] = ()
-    """What the model reads next; at least one unless `done`."""
+    """Messages for the model's next turn; at least one unless `done`."""
     reward: float | None = None
-    """Summed over the episode; None says nothing. An episode without any is skipped, as by a reward that returns None."""
+    """Summed over the episode; None adds nothing. An episode without any reward is skipped, like a sample for which
+    a reward returns None."""
     done: bool = False
 
 
@@ -94,8 +95,8 @@ class Environment(Protocol):
 
     Optional members: `HasTools` and `Closes` of `rlcore.protocols.optional`.
 
-    What raises, or exceeds `episode.step_timeout_s`, ends this episode without a verdict: counted, and handled as
-    `reward.on_error` says. One more instance is made on the controller, before the start, for its `tools`.
+    A call that raises or exceeds `episode.step_timeout_s` ends the episode without a reward; this is counted and
+    handled according to `reward.on_error`. One more instance is created on the controller at start, for its `tools`.
     """
 
     Config: type
@@ -103,7 +104,7 @@ class Environment(Protocol):
     def __init__(self, config: Any) -> None: ...
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
-        """The first messages. `row` has the columns of the data set, `prompt` and `prompt_id`."""
+        """Return the first messages. `row` has the columns of the data set, `prompt` and `prompt_id`."""
 
     async def step(self, completion: Completion) -> Step:
-        """What follows from what the model wrote. At `completion.last`, and when done, the reward should be there."""
+        """Reply to the model's response. If `completion.last` or done, the reply should have a reward."""

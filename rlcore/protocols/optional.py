@@ -1,8 +1,8 @@
 """Optional members of plugins, one Protocol each.
 
-The core asks `isinstance(plugin, Protocol)`, of a class or an instance, and does without the member where it
-is absent. `OPTIONAL` lists them by kind; a public name of a plugin that is nearly one of these names is
-reported as a probable misspelling.
+The core checks `isinstance(plugin, Protocol)` on a class or an instance and works without a missing member.
+`OPTIONAL` lists them by kind. A public name of a plugin that is close to one of these names is reported as a
+probable misspelling.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DoesWithout(Protocol):
 
 @runtime_checkable
 class LearnsFromTexts(Protocol):
-    """An algorithm that learns from responses of the data, which are texts or conversations."""
+    """An algorithm that learns from responses in the data: texts or conversations."""
 
     demonstrations: Sequence[str]
     """Columns with these responses; their presence is checked before the start."""
@@ -41,7 +41,7 @@ class ComparesSamples(Protocol):
     """An algorithm whose advantages compare the samples of a prompt."""
 
     compares_samples: bool
-    """True: a run with one sample per prompt, or greedy sampling, is warned about."""
+    """True: warn about a run with one sample per prompt or greedy sampling."""
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ class Evaluates(Protocol):
 
 @runtime_checkable
 class ShowsMetrics(Protocol):
-    """An algorithm with metrics of its own on the console."""
+    """An algorithm that chooses metrics for the console."""
 
     shows: Mapping[str, str]
     """Metric -> label: {"actor/loss": "loss"}."""
@@ -65,20 +65,20 @@ class HasValueLoss(Protocol):
     """An algorithm that trains a critic."""
 
     def value_loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """Return the critic's loss terms: a pure function on a micro-batch, as `loss`."""
+        """Return the critic's loss terms: a pure function of a micro-batch, like `loss`."""
 
 
 @runtime_checkable
 class TakesTurns(Protocol):
-    """A backend or rollout that can free its device while the other one computes."""
+    """A backend or rollout that can free its device while the other one computes (device sharing)."""
 
     def takes_turns(self, config: Any) -> bool:
-        """Return whether it can under these settings. A static method."""
+        """Return whether these settings allow it. A static method."""
 
 
 @runtime_checkable
 class EstimatesModel(Protocol):
-    """A backend that estimates its memory. Without it, each device is expected to hold the whole model."""
+    """A backend that estimates its memory. Without it, the core assumes the whole model on each device."""
 
     def model_bytes(self, config: Any, num_parameters: int, *, world_size: int, trained: bool) -> int:
         """Return the bytes of parameters, gradients and optimiser on one device. A static method."""
@@ -86,7 +86,7 @@ class EstimatesModel(Protocol):
 
 @runtime_checkable
 class EstimatesStep(Protocol):
-    """A backend whose steps hold more than the model and its activations."""
+    """A backend whose steps need memory beyond the model and its activations."""
 
     def working_bytes(self, config: Any, size: ModelSize, *, precision: str, world_size: int, trained: bool) -> int:
         """Return the bytes on one device of, for example, gathered layers and whole gradients. A static method.
@@ -98,7 +98,7 @@ class EstimatesStep(Protocol):
 
 @runtime_checkable
 class SplitsRows(Protocol):
-    """A backend whose ranks do not all get rows of their own, such as one with tensor parallelism."""
+    """A backend in which several ranks share the same rows, such as one with tensor parallelism."""
 
     def data_parallel(self, config: Any, *, model: ModelConfig, world_size: int, device: str) -> int:
         """Return the data-parallel size on "cpu" or "cuda" devices. A static method, called before the start.
@@ -110,15 +110,15 @@ class SplitsRows(Protocol):
 
 @runtime_checkable
 class EstimatesEngine(Protocol):
-    """A rollout whose settings decide how much of a device it takes."""
+    """A rollout whose settings determine its device memory."""
 
     def engine_bytes(self, config: Any, weights: int, cache: int, *, device: int) -> int:
-        """Return the bytes it takes on one device. A static method, called before the start.
+        """Return the bytes that it uses on one device. A static method, called before the start.
 
         Args:
-            weights: estimate of what the weights need there.
-            cache: estimate of what the KV cache needs there.
-            device: bytes of the device; 0 on a CPU and where it is not known.
+            weights: estimated bytes of the weights on the device.
+            cache: estimated bytes of the KV cache on the device.
+            device: memory of the device in bytes; 0 on a CPU and if unknown.
 
         Raises:
             UserError: the engine is not installed.
@@ -127,13 +127,13 @@ class EstimatesEngine(Protocol):
 
 @runtime_checkable
 class ChecksModel(Protocol):
-    """A rollout that cannot serve every model, or not in every precision."""
+    """A rollout that does not support every model or precision."""
 
     def check_model(self, config: Any, *, model: ModelConfig, device: str) -> None:
-        """Refuse what the engine cannot serve on "cpu" or "cuda". A static method, called before the start.
+        """Refuse a model that the engine cannot serve on "cpu" or "cuda". A static method, called before the start.
 
         Raises:
-            UserError: the engine would not start.
+            UserError: the engine cannot serve this model.
         """
 
 
@@ -142,31 +142,31 @@ class HasTools(Protocol):
     """An environment with tools that the chat template shows to the model."""
 
     tools: Sequence[Callable[..., Any]]
-    """Typed functions with a docstring that has an `Args:` section."""
+    """Typed functions whose docstrings have an `Args:` section."""
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """An environment that holds something open."""
+    """An environment that holds resources."""
 
     async def close(self) -> None:
-        """Release it; called once at the end of every episode, however it ended."""
+        """Release the resources; called once at the end of every episode, even after an error."""
 
 
 @runtime_checkable
 class NamesRows(Protocol):
-    """A data set whose rows have a place that error messages can name."""
+    """A data set whose rows have a location for error messages."""
 
     def where(self, index: int) -> str:
-        """Return the place of a row, such as "train.jsonl:17"."""
+        """Return the location of a row, such as "train.jsonl:17"."""
 
 
 @runtime_checkable
 class Saving(Protocol):
-    """A checkpoint that is being written: the state at the time of the call, whatever is trained since."""
+    """A checkpoint being written: the state at the time of the call, unaffected by later training."""
 
     def finish(self) -> None:
-        """Wait until it is written, in the thread that calls the backend. Every rank is called."""
+        """Wait until the checkpoint is written, in the thread that calls the backend. Every rank is called."""
 
 
 @runtime_checkable
@@ -174,7 +174,7 @@ class SavesInBackground(Protocol):
     """A backend that can write a checkpoint while training continues."""
 
     def save_async(self, directory: Path) -> Saving:
-        """As `save`, but return as soon as training may continue."""
+        """Save like `save`, but return as soon as training may continue."""
 
 
 @runtime_checkable
@@ -182,7 +182,7 @@ class ShowsPhase(Protocol):
     """A tracker that shows what the run is doing."""
 
     def phase(self, name: str) -> None:
-        """Show that a phase such as "rollout.generate" begins; called often, so be quick."""
+        """Show that a phase such as "rollout.generate" begins. Called often: return quickly."""
 
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = {

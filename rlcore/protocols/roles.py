@@ -1,8 +1,8 @@
-"""`Roles`: the worker groups of a run, as `collect` and `update` of an algorithm see them.
+"""`Roles`: the worker groups of a run, for `collect` and `update` of an algorithm.
 
 A group has the methods of its worker class, so `roles.actor.log_probs(samples)` is typed as
 `PolicyWorker.log_probs`. Batches that groups return are references with the operations of a `Batch`:
-large columns stay in the process that made them, and `fetch` brings what is named.
+large columns stay in the process that created them, and `fetch` returns the named ones.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ WorkerType = TypeVar("WorkerType")
 
 
 class Roles(Protocol):
-    """Groups by role name. A role that the algorithm did not ask for is an AttributeError.
+    """Groups by role name. A role that the algorithm did not request raises AttributeError.
 
-    `rlcore.testing.fakes.FakeRoles` is a complete one for tests.
+    `rlcore.testing.fakes.FakeRoles` is a complete implementation for tests.
     """
 
     sampling: Sampling
-    """How responses are sampled in training."""
+    """Sampling parameters for training."""
     samples_per_prompt: int
     rewards: Sequence[RewardSpec]
     """The rewards of the run, in the order of the config."""
 
     @property
     def actor(self) -> PolicyWorker:
-        """The policy that is trained."""
+        """The trained policy."""
 
     @property
     def reference(self) -> ReferenceWorker:
-        """The policy as it was at the start."""
+        """The frozen initial policy."""
 
     @property
     def critic(self) -> CriticWorker:
@@ -69,13 +69,13 @@ class Roles(Protocol):
         """
 
     def generate(self, prompts: Batch) -> Batch:
-        """Sample `samples_per_prompt` responses for each prompt, side by side in prompt order."""
+        """Sample `samples_per_prompt` responses for each prompt, adjacent and in prompt order."""
 
     def more_prompts(self, count: int) -> Batch:
         """Return further prompts for this step, for example to replace groups without variance."""
 
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
-        """Return samples whose responses are texts of the data, one per column, in prompt order.
+        """Return samples whose responses are texts from the data, one per column, in prompt order.
 
         They have the columns of `generate` except rollout_log_probs, token_version and policy_version."""
 
@@ -83,4 +83,4 @@ class Roles(Protocol):
         """Add rewards. Samples without one are dropped and counted, or end the run (`reward.on_error`)."""
 
     def judge(self, samples: Batch) -> Batch:
-        """Add what the reward model and the rewards return, and keep every row."""
+        """Add the results of the reward model and the rewards, and keep every row."""

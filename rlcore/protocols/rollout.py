@@ -1,6 +1,7 @@
-"""`Rollout`: an inference engine. `rlcore.rollouts.hf` is the first example, `rlcore.testing.FakeRollout` the shortest.
+"""`Rollout`: an inference engine. `rlcore.rollouts.hf` is an example, `rlcore.testing.FakeRollout` the shortest one.
 
-One instance per engine rank, made inside the host process that owns the device. It knows token ids, not text or rewards.
+One instance per engine rank, created inside the host process that owns the device. It handles token ids, not text or
+rewards.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutContext:
-    """What the core tells an engine when it makes it."""
+    """Facts that the core passes to an engine's constructor."""
 
     rank: int = 0
     world_size: int = 1
@@ -26,7 +27,7 @@ class RolloutContext:
 
 
 class Rollout(Protocol):
-    """An inference engine. A class attribute `Config` (dataclass) holds its own settings.
+    """An inference engine. A class attribute `Config` (dataclass) holds its settings.
 
     Optional members: `TakesTurns`, `EstimatesEngine` and `ChecksModel` of `rlcore.protocols.optional`.
     """
@@ -41,25 +42,26 @@ class Rollout(Protocol):
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield one Sample per request as it finishes, in any order. Closing the iterator aborts the rest.
 
-        Calls may overlap in one event loop, as environments ask whenever a turn has ended: each gets its own samples.
+        Calls may overlap in one event loop, since environments send a request after each turn; each call gets its own
+        samples.
 
-        A rank whose mesh does not return gets the same requests; it yields nothing, or takes part and yields them too.
+        A rank whose mesh has `returns=False` gets the same requests; it yields nothing, or takes part and also yields.
 
-        A prompt that does not fit is a `SampleError` naming the request, before anything is generated."""
+        If a prompt does not fit, raise a `SampleError` naming the request before anything is generated."""
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights, or raise and say what is missing or unknown; the next Sample reports `version`.
+        """Replace all weights, or raise and name what is missing or unknown; the next Sample reports `version`.
 
-        Caches of old weights are dropped. The tensors are only borrowed: copy what you keep. They may lie on another
-        device than yours."""
+        Drop caches of old weights. The tensors are only borrowed: copy what you keep. They may be on another
+        device."""
 
     def sleep(self) -> None:
         """Free the device for training. May be called twice."""
 
     def wake(self) -> None:
-        """Be ready to generate again. May be called twice.
+        """Prepare to generate again. May be called twice.
 
-        New weights often come next. To leave room for them, claim memory for the KV cache in the next `generate`."""
+        New weights often follow. To leave room for them, allocate the KV cache in the next `generate`."""
 
     def close(self) -> None:
-        """End the engine and everything that it started. May be called twice."""
+        """Stop the engine and everything that it started. May be called twice."""

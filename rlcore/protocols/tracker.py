@@ -1,6 +1,6 @@
-"""`Tracker`: where metrics and samples go. `rlcore.trackers.jsonl` is the first example.
+"""`Tracker`: a destination of metrics and samples. `rlcore.trackers.jsonl` is an example.
 
-Lives on the controller; called once per step, in the order of the config's list.
+Trackers run on the controller, once per step, in the order of the setting `trackers`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a tracker knows of its run. Example: RunInfo(name="quickstart", directory=Path("outputs/q"), total_steps=200)"""
+    """Facts about the run. Example: RunInfo(name="quickstart", directory=Path("outputs/q"), total_steps=200)"""
 
     name: str
     directory: Path
-    """Exists; files of the tracker go here."""
+    """Existing directory for the tracker's files."""
     total_steps: int
     shows: Mapping[str, str] = field(default_factory=dict)
-    """Metric -> label of those that the algorithm wants shown."""
+    """Metric -> label of the metrics that the algorithm shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class SampleRecord:
     reward: float | None
     """None: no reward applied, or it failed."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Score by reward name, before weighting; NaN where it has none."""
+    """Score by reward name, before weighting; NaN: no score."""
     prompt_id: int = 0
     sample_id: int = 0
     finish_reason: str = "stop"
@@ -42,7 +42,7 @@ class SampleRecord:
 
 
 class Tracker(Protocol):
-    """A sink. A class attribute `Config` (dataclass) holds its settings.
+    """A destination of metrics and samples. A class attribute `Config` (dataclass) holds its settings.
 
     Optional member: `ShowsPhase` of `rlcore.protocols.optional`.
     """
@@ -52,13 +52,13 @@ class Tracker(Protocol):
     def __init__(self, config: Any, run: RunInfo) -> None: ...
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
-        """The run begins; `config` is flat, "section.key" to value. After a resume the next step is resume_step + 1."""
+        """Start the run; `config` maps "section.key" to value. After a resume the next step is resume_step + 1."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step. Step 0 is the evaluation before training; a name may be missing in any step."""
+        """Record the metrics of one step. Step 0 is the evaluation before training; any step may lack a name."""
 
     def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
-        """A few samples of one step."""
+        """Record a few samples of one step."""
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """The run ends, well or not. May be called twice."""
+        """End the run, whether it succeeded or not. May be called twice."""

@@ -1,4 +1,4 @@
-"""`Transfer`: how weights travel from a trained role to the rollout; `rlcore.controller.transfer` has the built-in ones."""
+"""`Transfer`: sends weights from a trained role to the rollout; built-in ones are in `rlcore.controller.transfer`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 
 class Transfer(Protocol):
-    """A way of weights. Made once per run, on the controller."""
+    """A weight-transfer method. Created once per run, on the controller."""
 
     def __init__(self, *, source: Any, target: Any) -> None:
-        """`source` is the group of the trained role, `target` that of the rollout.
+        """Connect `source`, the group of the trained role, to `target`, that of the rollout.
 
-        Raise ConfigError when this way cannot connect them, with the one that can."""
+        If this method cannot connect them, raise a ConfigError that names one that can."""
 
     def send(self, version: int) -> None:
-        """Bring all weights of `source` to every rank of `target` as `version`, or raise; then no rank serves it."""
+        """Send all weights of `source` to every rank of `target` as `version`; if it raises, no rank serves them."""

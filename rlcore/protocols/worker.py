@@ -1,4 +1,4 @@
-"""`Worker`: what a host carries. `rlcore.workers.base` has the base class with the methods that every role shares."""
+"""`Worker`: one rank of a role, inside a host. `rlcore.workers.base` has the base class with the shared methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcore.types import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """What a host tells a worker about its place."""
+    """Facts that a host passes to a worker's constructor."""
 
     role: str
     rank: int = 0
@@ -21,13 +21,13 @@ class WorkerContext:
 
 
 class Worker(Protocol):
-    """One rank of one role, made with a `WorkerContext` and the options that its role was spawned with.
+    """One rank of one role, created with a `WorkerContext` and the options of its role.
 
-    Its methods marked with `rlcore.dispatch` are what a group offers.
+    A group offers the methods marked with `rlcore.dispatch`.
     """
 
     mesh: Mesh
-    """Asked once, after construction: who gets which share and whose results are collected."""
+    """Read once, after construction; decides this rank's share and whether its results are collected."""
 
     def close(self) -> None:
-        """Free everything; may be called twice."""
+        """Free all resources. May be called twice."""

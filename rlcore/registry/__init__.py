@@ -1,4 +1,4 @@
-"""Choose one by name: plugins are found by package metadata, listed without import, imported when chosen."""
+"""Plugins by name: found through package metadata, listed without import, imported when chosen."""
 
 from rlcore.registry.catalog import KINDS, Catalog, Entry, catalog, refresh
 from rlcore.registry.protocol_check import misspellings

@@ -1,7 +1,7 @@
-"""The catalog: every plugin that is installed, read from package metadata without importing one of them.
+"""The catalog of installed plugins, read from package metadata without importing them.
 
-`rlcore list-plugins` uses nothing else; `resolve` starts here. One pass over the installed distributions, memoised in the
-process; there is no cache on disk (it would save 10 ms and cost invalidation).
+`rlcore list-plugins` uses only the catalog; `resolve` starts here. It takes one pass over the installed distributions
+and is cached in the process, but not on disk (that would save 10 ms and require invalidation).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IGNORE_VERSIONS = "RLCORE_IGNORE_VERSIONS"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """One plugin. Example: Entry("rollout", "vllm", "rlcore-vllm", "0.1.0", "rlcore_vllm.rollout:VLLMRollout", "rlcore>=0.1")"""
+    """A plugin. Example: Entry("rollout", "vllm", "rlcore-vllm", "0.1.0", "rlcore_vllm.rollout:VLLMRollout", "rlcore>=0.1")"""
 
     kind: str
     name: str
@@ -47,7 +47,7 @@ class Entry:
     version: str
     target: str
     requires: str
-    """The package's own requirement on rlcore; empty when it has none."""
+    """The package's own requirement on rlcore; empty: none."""
 
 
 class Catalog:
@@ -62,15 +62,15 @@ class Catalog:
         return cls(_scan(paths))
 
     def of(self, kind: str) -> list[Entry]:
-        """All plugins of a kind, hidden ones too."""
+        """Return all plugins of a kind, including hidden ones."""
         return [entry for entry in self.entries if entry.kind == kind]
 
     def find(self, kind: str, name: str) -> list[Entry]:
-        """All plugins of a kind with this name, hidden ones too."""
+        """Return all plugins of a kind with this name, including hidden ones."""
         return [entry for entry in self.of(kind) if entry.name == name]
 
     def hidden(self, entry: Entry) -> str | None:
-        """The word of RLCORE_DISABLE_PLUGINS that hides an entry, or None."""
+        """Return the word of RLCORE_DISABLE_PLUGINS that hides an entry, or None."""
         return next((word for word in self._hidden_words if names(word, entry)), None)
 
     @cached_property
@@ -78,7 +78,7 @@ class Catalog:
         words = words_of(DISABLE)
         for word in words:
             if not any(names(word, entry) for entry in self.entries):
-                warnings.warn(f"{DISABLE} names '{word}', which is no installed plugin or package", stacklevel=2)
+                warnings.warn(f"{DISABLE} names '{word}', which is not an installed plugin or package", stacklevel=2)
         return words
 
 
@@ -86,7 +86,7 @@ _catalog: Catalog | None = None
 
 
 def catalog() -> Catalog:
-    """The catalog of this process."""
+    """Return the catalog of this process."""
     global _catalog
     if _catalog is None:
         _catalog = Catalog.from_path()
@@ -101,17 +101,17 @@ def refresh() -> Catalog:
 
 
 def words_of(variable: str) -> list[str]:
-    """The comma-separated words of an environment variable."""
+    """Return the comma-separated words of an environment variable."""
     return [word.strip() for word in os.environ.get(variable, "").split(",") if word.strip()]
 
 
 def names(word: str, entry: Entry) -> bool:
-    """Whether a word of RLCORE_DISABLE_PLUGINS means this plugin or its package, in any spelling of the package."""
+    """Return whether a word of RLCORE_DISABLE_PLUGINS names this plugin or, in any spelling, its package."""
     return word == entry.name or normalise(word) == entry.package
 
 
 def normalise(package: str) -> str:
-    """A distribution name as PEP 503 compares it."""
+    """Normalise a distribution name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
@@ -129,7 +129,7 @@ def _scan(paths: Sequence[str] | None) -> Iterator[Entry]:
         except (LookupError, TypeError, ValueError, OSError) as error:
             warnings.warn(
                 f"the metadata of {folder or distribution} cannot be read ({type(error).__name__}: {error}); "
-                "its plugins are left out. Install that package again.",
+                "its plugins are ignored. Reinstall the package.",
                 stacklevel=2,
             )
             continue
@@ -138,7 +138,7 @@ def _scan(paths: Sequence[str] | None) -> Iterator[Entry]:
 
 
 def _entries(distribution: Any, package: str) -> list[Entry]:
-    """The plugins of one distribution; no more than one file is read when it has none."""
+    """Return the plugins of a distribution; if it has none, only one file is read."""
     if PREFIX not in (distribution.read_text("entry_points.txt") or ""):
         return []
     points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
@@ -151,7 +151,7 @@ def _entries(distribution: Any, package: str) -> list[Entry]:
 
 
 def _requires_rlcore(requirements: Sequence[str]) -> str:
-    """The version specifiers for rlcore that hold here, lower bound first."""
+    """Return the version specifiers for rlcore that apply here, lower bound first."""
     from packaging.requirements import Requirement
 
     parsed = [Requirement(text) for text in requirements if normalise(text).startswith("rlcore")]

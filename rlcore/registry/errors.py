@@ -1,13 +1,13 @@
-"""Why a plugin cannot be used: one class and one text for each reason.
+"""Errors of plugins that cannot be used: one class per kind of problem, one text per cause.
 
     PluginError (rlcore.errors, a LookupError)
-      PluginNotFound            no such name; known but not installed; hidden
+      PluginNotFound            unknown name; known but not installed; hidden
       DuplicatePlugin           two packages provide the name
       IncompatiblePlugin        written for another rlcore, or another version on a worker  (RuntimeError)
-      PluginImportError         it, or what it needs, cannot be imported                    (ImportError)
-      PluginProtocolError       it lacks methods or parameters                              (TypeError)
+      PluginImportError         the plugin or a dependency cannot be imported               (ImportError)
+      PluginProtocolError       the plugin lacks methods or parameters                      (TypeError)
 
-The first line says what is wrong with the name that was asked for; what follows says what to type.
+The first line states the problem with the requested name; the following lines state what to type.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from rlcore.registry.known import known_names
 
 
 class PluginNotFound(PluginError):
-    """No installed and visible plugin has the name."""
+    """No installed and visible plugin has this name."""
 
 
 class DuplicatePlugin(PluginError):
-    """More than one installed package provides the name."""
+    """Several installed packages provide this name."""
 
 
 class IncompatiblePlugin(PluginError, RuntimeError):
-    """The plugin and the core, or controller and worker, do not fit."""
+    """Plugin and core, or controller and worker, have incompatible versions."""
 
 
 class PluginImportError(PluginError, ImportError):
@@ -50,16 +50,16 @@ _OPTIONS = {
     "transfer": "transfer={}",
     "worker": "RoleSpec(worker='{}')",
 }
-"""How a plugin of a kind is chosen, where it is not kind.name=..."""
+"""Kind -> how to choose a plugin, if not with kind.name=..."""
 
 
 def option(kind: str, value: str) -> str:
-    """What to type to choose a plugin."""
+    """Return what to type to choose a plugin."""
     return _OPTIONS.get(kind, f"{kind}.name={{}}").format(value)
 
 
 def not_found(kind: str, name: str, installed: Sequence[str]) -> PluginNotFound:
-    """Texts A to D: a typo, a package that is not installed, both, or neither."""
+    """Return the error A to D: a typo, a package that is not installed, both, or neither."""
     known = known_names(kind)
     if name in known:
         return PluginNotFound(
@@ -79,7 +79,7 @@ def not_found(kind: str, name: str, installed: Sequence[str]) -> PluginNotFound:
 
 
 def missing_dependency(entry: Entry, module: str, extra: str | None) -> PluginImportError:
-    """Text E: the plugin is there, and a package that it needs is not."""
+    """Return the error E: the plugin is installed, but a package that it needs is not."""
     if extra:
         advice = f"{entry.package} {entry.version} lists it as an extra:\n    pip install '{entry.package}[{extra}]'"
     else:
@@ -90,15 +90,18 @@ def missing_dependency(entry: Entry, module: str, extra: str | None) -> PluginIm
 
 
 def beside(entry: Entry, module: str, folder: str) -> PluginImportError:
-    """A file that imports its neighbour; its folder is not on the path, and pip would install a stranger's package."""
+    """Return the error for a file that imports another one from its folder, which is not on the path.
+
+    Advice to install the module with pip would install an unrelated package.
+    """
     return PluginImportError(
-        f"{entry.kind} '{entry.target}' imports '{module}', which lies beside it, but {folder} is not on the path.\n"
+        f"{entry.kind} '{entry.target}' imports '{module}' from its own folder, but {folder} is not on the path.\n"
         f"    export PYTHONPATH={folder}"
     )
 
 
 def incompatible(entry: Entry, core_version: str) -> IncompatiblePlugin:
-    """Text F: written for another rlcore."""
+    """Return the error F: the plugin was written for another version of rlcore."""
     return IncompatiblePlugin(
         f"{entry.package} {entry.version} was written for rlcore{entry.requires}, and rlcore {core_version} is installed.\n"
         + _aligned(
@@ -110,7 +113,7 @@ def incompatible(entry: Entry, core_version: str) -> IncompatiblePlugin:
 
 
 def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin:
-    """Text G: two packages, one name; order never decides."""
+    """Return the error G: several packages provide the name; their order must not decide."""
     width = max(len(f"{entry.package} {entry.version}") for entry in entries)
     lines = "\n".join(f"    {f'{entry.package} {entry.version}':<{width}}  ({entry.target})" for entry in entries)
     choices = "  or  ".join(option(kind, f"{name}@{entry.package}") for entry in entries)
@@ -122,7 +125,7 @@ def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin
 
 
 def import_failed(entry: Entry, error: BaseException) -> PluginImportError:
-    """Text H: its import raised."""
+    """Return the error H: the import raised."""
     what = f"failed to import: {type(error).__name__}: {error}"
     if entry.package:
         return PluginImportError(
@@ -134,7 +137,7 @@ def import_failed(entry: Entry, error: BaseException) -> PluginImportError:
 
 
 def ended_at_import(entry: Entry) -> str:
-    """Return what is printed when the process ends during an import; nobody is left to raise it."""
+    """Return the text to print if the process ends during an import, when nothing can be raised."""
     place = entry.target.rpartition(":")[0] or entry.target
     plugin, why = f"'{entry.target}'", _python(place, "-X faulthandler ")
     if entry.package:
@@ -152,16 +155,16 @@ def _python(place: str, options: str = "") -> str:
 
 
 def no_such_target(entry: Entry, missing: str) -> PluginImportError:
-    """Text I: the entry point names something that is not in the package."""
+    """Return the error I: the entry point names something that the package does not have."""
     return PluginImportError(
         f"{entry.package} {entry.version} registers {entry.kind} '{entry.name}' as {entry.target}, but there is no {missing}.\n"
-        f"That is a packaging mistake in {entry.package}, not in your config. A newer version may mend it:\n"
+        f"That is a packaging mistake in {entry.package}, not in your config. A newer version may fix this:\n"
         f"    pip install -U {entry.package}"
     )
 
 
 def protocol(entry: Entry, protocol_name: str, misses: Sequence[str]) -> PluginProtocolError:
-    """Text J: all misses at once."""
+    """Return the error J: everything that the plugin lacks."""
     origin = f" ({entry.package} {entry.version})" if entry.package else ""
     return PluginProtocolError(
         f"{entry.kind} '{entry.name}'{origin} does not meet the {protocol_name} protocol: {'; '.join(misses)}.\n"
@@ -170,7 +173,7 @@ def protocol(entry: Entry, protocol_name: str, misses: Sequence[str]) -> PluginP
 
 
 def other_version(package: str, here: str, driver: str, rank: int, host: str) -> IncompatiblePlugin:
-    """Text K: controller and worker have different versions."""
+    """Return the error K: controller and worker have different versions."""
     return IncompatiblePlugin(
         f"rank {rank} on {host} has {package} {here}; the driver has {driver}. Install one set everywhere:\n"
         + _aligned(
@@ -181,7 +184,7 @@ def other_version(package: str, here: str, driver: str, rank: int, host: str) ->
 
 
 def hidden(entry: Entry, word: str) -> PluginNotFound:
-    """Text L: installed, and hidden by the environment."""
+    """Return the error L: installed, but hidden by an environment variable."""
     rest = ",".join(other for other in words_of(DISABLE) if not names(other, entry))
     return PluginNotFound(
         f"{entry.kind} '{entry.name}' is installed ({entry.package} {entry.version}) but hidden by {DISABLE}={word}.\n"
@@ -190,6 +193,6 @@ def hidden(entry: Entry, word: str) -> PluginNotFound:
 
 
 def _aligned(*lines: tuple[str, str]) -> str:
-    """Commands with a remark each, as a shell takes them."""
+    """Align commands with a shell comment each."""
     width = max(len(command) for command, _ in lines)
     return "\n".join(f"    {command:<{width}}  # {remark}" for command, remark in lines)

@@ -1,7 +1,7 @@
-"""A guard around the import of code that is not rlcore's: whatever ends the process is reported with the plugin's name.
+"""A guard around the import of third-party code: if it ends the process, the plugin's name is reported.
 
-`os._exit` becomes an error, an import that never ends is ended at a deadline, and a small shell process that outlives
-this one prints the message when the import takes the whole process with it, as a segmentation fault does.
+`os._exit` becomes an error, an endless import is stopped at a deadline, and a small shell process prints the message if
+the import ends the whole process, for example by a segmentation fault.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _guarding = False
 
 @contextmanager
 def import_guard(message: str) -> Iterator[None]:
-    """Turn `os._exit` into SystemExit, end the process at the deadline, and print `message` if the process ends.
+    """Convert `os._exit` to SystemExit, end the process at the deadline, and print `message` if the process ends.
 
-    A guard within a guard does nothing: the outer plugin is the one that the user chose.
+    A nested guard has no effect: the outer plugin is the user's choice.
     """
     global _guarding
     if _guarding:
@@ -35,7 +35,7 @@ def import_guard(message: str) -> Iterator[None]:
     witness = subprocess.Popen(["/bin/sh", "-c", _PRINT_UNLESS_FED, message], stdin=subprocess.PIPE)
     try:
         os._exit = _exit_as_an_error(real_exit)  # type: ignore[assignment]
-        faulthandler.dump_traceback_later(limit_s, exit=True, file=2)  # from C: works while a plugin holds the GIL
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=2)  # in C: works while a plugin holds the GIL
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -56,7 +56,7 @@ def _limit_s() -> float:
 
 
 def _exit_as_an_error(real_exit: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return an `os._exit` that raises in this thread while the guard is up; forked children and others still exit."""
+    """Return an `os._exit` that raises in this thread under the guard; forks and other threads still exit."""
     process, thread = os.getpid(), threading.get_ident()
 
     def exit_or_raise(code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Plugins that exist whether or not they are installed: a name that is asked for can be answered with a pip line."""
+"""Known plugins, installed or not, so that an error for a missing one can name its package."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ KNOWN_PACKAGES: dict[tuple[str, str], str] = {
 
 
 def known_names(kind: str) -> dict[str, str]:
-    """Name -> package of the known plugins of a kind."""
+    """Return name -> package of the known plugins of a kind."""
     return {name: package for (of, name), package in KNOWN_PACKAGES.items() if of == kind}

@@ -1,4 +1,4 @@
-"""Compare a plugin with the Protocol of its kind, and report all differences at once."""
+"""Compare a plugin with the Protocol of its kind and report all differences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import inspect
 from typing import Any
 
 _FUNCTIONS = {"reward": "Reward", "command": "command"}
-"""Kinds that are functions as well as classes. Rewards have many known shapes; `rlcore.rewards.signature` reads them."""
+"""Kinds that may also be functions. Rewards have several signatures; see `rlcore.rewards.signature`."""
 
 
 def misses(kind: str, plugin: object) -> tuple[str, list[str]]:
-    """(name of the protocol, what the plugin lacks)."""
+    """Return the name of the protocol and a list of everything that the plugin lacks."""
     if kind in _FUNCTIONS:
         lacking = [] if callable(plugin) else [f"it is a {type(plugin).__name__}, which cannot be called"]
         return _FUNCTIONS[kind], lacking
@@ -26,7 +26,7 @@ def misses(kind: str, plugin: object) -> tuple[str, list[str]]:
 
 
 def misspellings(kind: str, plugin: object) -> list[str]:
-    """Return a message for each name of a plugin that is nearly an optional member which it lacks."""
+    """Return a message for each name of a plugin that is close to an optional member that it lacks."""
     from rlcore.protocols.optional import OPTIONAL
 
     members = {name for protocol in OPTIONAL.get(kind, ()) for name in (*protocol.__annotations__, *_methods(protocol))}
@@ -43,7 +43,7 @@ def _methods(protocol: type) -> list[str]:
 
 
 def _miss(protocol: type, plugin: type, name: str) -> list[str]:
-    """Whether a method takes what the protocol gives it, and asks for no more."""
+    """Return the mismatches of a method with the protocol: missing parameters and additional required ones."""
     method: Any = getattr(plugin, name, None)
     if method is None or not callable(method):
         return [f"no method {name}"]
@@ -60,8 +60,8 @@ def _miss(protocol: type, plugin: type, name: str) -> list[str]:
     lacking += [it.name for it in wanted[len(positional) :]]
     others = [*positional[len(wanted) :], *(it for it in has if it.kind is it.KEYWORD_ONLY)]
     beyond = [it.name for it in others if it.default is it.empty and it.name not in by_name]
-    told = [f"{name}() lacks {_quoted(lacking)}"] if lacking else []
-    return told + ([f"{name}() asks for {_quoted(beyond)}, which nobody gives"] if beyond else [])
+    found = [f"{name}() lacks {_quoted(lacking)}"] if lacking else []
+    return found + ([f"{name}() requires {_quoted(beyond)}, which rlcore does not pass"] if beyond else [])
 
 
 def _quoted(names: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""`resolve` turns a name into an object, on the controller; `load` does the same on a worker, from plain data.
+"""Resolve a name to an object on the controller (`resolve`), or from plain data on a worker (`load`).
 
-Only the plugin that is asked for is imported. A worker never looks for plugins: it gets a `PluginSpec`, imports its target and
-compares versions, so every rank runs what the controller chose.
+Only the requested plugin is imported. A worker never searches for plugins: it gets a `PluginSpec`, imports its target
+and compares versions, so that every rank runs the controller's choice.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rlcore.registry.protocol_check import misses
 
 @dataclass(frozen=True, slots=True)
 class PluginSpec:
-    """A plugin as plain data, as it travels to workers."""
+    """A plugin as plain data, for workers."""
 
     kind: str
     name: str
     package: str
-    """Empty for project code that no package provides."""
+    """Package that provides the plugin; empty for project code."""
     version: str
     target: str
     """module:attribute or /path/file.py:attribute."""
@@ -40,19 +40,19 @@ class PluginSpec:
 
 @dataclass(frozen=True, slots=True)
 class Resolved(PluginSpec):
-    """A plugin that was chosen and imported."""
+    """An imported plugin."""
 
     object: Any
     """The class or function itself."""
 
     @property
     def spec(self) -> PluginSpec:
-        """What a worker needs to import the same thing."""
+        """Data with which a worker imports the same object."""
         return PluginSpec(self.kind, self.name, self.package, self.version, self.target)
 
 
 def resolve(kind: str, ref: str | object, *, catalog: Catalog | None = None) -> Resolved:
-    """Import the plugin that a reference names.
+    """Import a plugin.
 
     Args:
         ref: `name`, `name@package`, `module:attribute`, `path/file.py:attribute`, or a class or function.
@@ -67,7 +67,7 @@ def resolve(kind: str, ref: str | object, *, catalog: Catalog | None = None) -> 
 
 
 def load(spec: PluginSpec, *, rank: int = 0, host: str = "") -> Any:
-    """Import what the controller chose; no search.
+    """Import the plugin chosen by the controller, without a search.
 
     Raises:
         IncompatiblePlugin: this process has another version of the package.
@@ -81,7 +81,7 @@ def load(spec: PluginSpec, *, rank: int = 0, host: str = "") -> Any:
 
 
 def installed_version(package: str) -> str:
-    """Version of one installed package; empty when it is not installed."""
+    """Return the version of an installed package; empty if it is not installed."""
     import importlib_metadata as metadata
 
     try:
@@ -91,7 +91,7 @@ def installed_version(package: str) -> str:
 
 
 def is_compatible(entry: Entry, core_version: str) -> bool:
-    """Whether the package's own requirement admits this rlcore; no requirement admits all."""
+    """Return whether the package's requirement, if any, admits this version of rlcore."""
     if not entry.requires or entry.package in map(normalise, words_of(IGNORE_VERSIONS)):
         return True
     from packaging.specifiers import SpecifierSet
@@ -104,7 +104,7 @@ def _default_catalog() -> Catalog:
 
 
 def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
-    """The one entry that a name stands for."""
+    """Return the only entry with this name."""
     name, _, package = ref.partition("@")
     found = plugins.find(kind, name)
     if package:
@@ -128,7 +128,7 @@ def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
 
 
 def _project_entry(kind: str, ref: str) -> Entry:
-    """Code that no package registers, by module or by file."""
+    """Return an entry for project code, given by module or file."""
     place, _, attribute = ref.rpartition(":")
     if place.endswith(".py"):
         path = Path(place).expanduser().absolute()
@@ -143,12 +143,12 @@ def _project_entry(kind: str, ref: str) -> Entry:
 
 
 def _own(kind: str, plugin: Any) -> Resolved:
-    """A class or function given in Python."""
+    """Resolve a class or function given in Python."""
     return _checked(Entry(kind, plugin.__name__, "", "", f"{plugin.__module__}:{plugin.__qualname__}", ""), plugin)
 
 
 def _checked(entry: Entry, plugin: Any) -> Resolved:
-    """The plugin, if it meets the protocol of its kind."""
+    """Check the plugin against the protocol of its kind and return it."""
     protocol_name, lacking = misses(entry.kind, plugin)
     if lacking:
         raise errors.protocol(entry, protocol_name, lacking)
@@ -156,7 +156,7 @@ def _checked(entry: Entry, plugin: Any) -> Resolved:
 
 
 def _import(entry: Entry) -> Any:
-    """Import an entry's target; every way to fail has its own text."""
+    """Import an entry's target, with a separate error for each cause of failure."""
     target = re.sub(r"\s*\[.*\]\s*$", "", entry.target)
     place, colon, attribute = target.rpartition(":") if ":" in target else (target, "", "")
     if not colon and entry.kind not in MODULE_KINDS:
@@ -193,7 +193,7 @@ _ABSENT = object()
 
 
 def _attribute(module: Any, path: str) -> Any:
-    """What a dotted path names in a module, or _ABSENT."""
+    """Return the object at a dotted path in a module, or _ABSENT."""
     found = module
     for part in path.split("."):
         found = getattr(found, part, _ABSENT)
@@ -204,8 +204,9 @@ _FILE = "rlcore_file:"
 
 
 class _Files(MetaPathFinder):
-    """Files as modules that are named by their place: so what they define pickles by reference, and can be unpickled in a
-    process that has not loaded the plugin yet."""
+    """Imports files as modules named by their path.
+
+    Their classes pickle by reference and can be unpickled in a process that has not loaded the plugin yet."""
 
     @staticmethod
     def name_of(path: str) -> str:
@@ -225,7 +226,7 @@ sys.meta_path.append(_Files())
 
 
 def import_place(place: str) -> Any:
-    """Import `package.module`, or `/absolute/file.py`, once in a process."""
+    """Import `package.module` or `/absolute/file.py`, once per process."""
     return importlib.import_module(_Files.name_of(place) if place.endswith(".py") else place)
 
 
@@ -255,7 +256,7 @@ def _no_attribute(entry: Entry, module: Any, attribute: str) -> PluginError:
 
 
 def _extra_for(entry: Entry, module: str) -> str | None:
-    """The extra of the plugin's package that brings a module, by the name of the requirement."""
+    """Return the extra of the plugin's package that installs a module, by the name of the requirement."""
     if not entry.package:
         return None
     import importlib_metadata as metadata

@@ -1,4 +1,4 @@
-"""Compare what is installed with the ranges that a plugin's own metadata gives; they stand nowhere else."""
+"""Compare installed packages with the version ranges in a plugin's metadata, their only source."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def check_versions(package: str, user: str, extra: str = "") -> None:
     """Check every requirement of a package. Example: check_versions("rlcore-fsdp", "backend=fsdp", "lora")
 
     Args:
-        user: what the user typed to get here, for the message.
-        extra: also what this extra of the package needs.
+        user: the setting that the user typed, for the message.
+        extra: include the requirements of this extra.
 
     Raises:
-        ConfigError: a package is missing or of another version; says what to type.
+        ConfigError: a package is missing or has another version.
     """
     from packaging.requirements import Requirement
 

@@ -1,5 +1,5 @@
-"""Rewards: built-in ones, and the machinery that runs any reward without letting it take the run down.
+"""Built-in rewards, and the machinery that isolates the run from failing rewards.
 
-Reading order: `rlcore.protocols.reward` (what a reward is), `signature` (which columns it asks for), `scorer` (calls it),
-`executor` (in processes with a time-out), `pipeline` (outcomes to numbers). Nothing here imports torch.
+Reading order: `rlcore.protocols.reward` (the interface), `signature` (the columns that a reward needs), `scorer` (calls
+rewards), `executor` (runs them in processes with a time-out), `pipeline` (outcomes to numbers). None imports torch.
 """

@@ -1,10 +1,10 @@
-"""Run rewards in processes of their own, with a time-out for each sample. Called by the reward worker, once per step.
+"""Run rewards in separate processes, with a time-out for each sample. Called by the reward worker, once per step.
 
-A child gets a chunk of samples and answers sample by sample. When it falls silent for `timeout_s`, or dies, the sample
-that it was at gets the outcome "timeout" or "error", its process group is killed, and a fresh child does the rest.
+A child gets a chunk of samples and answers sample by sample. If it is silent for `timeout_s` or dies, the current
+sample gets the outcome "timeout" or "error", its process group is killed, and a new child scores the rest.
 
-Children are started with a plain `python -c` rather than through multiprocessing, which would import the parent's main
-module (Ray's worker, a test runner) into each. They ignore ctrl-C, and the kernel ends them when the parent ends.
+Children are started with `python -c` instead of multiprocessing, which would import the parent's main module (Ray's
+worker, a test runner) into each. They ignore Ctrl-C, and the kernel ends them when the parent ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[3]); from rlcore.rewards.scorer import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
 _MAX_CHUNK = 64
 _GRACE_S = 1.0
-"""A child ends its coroutines itself at `timeout_s`; only when it does not is it killed, this much later."""
+"""A child cancels its own coroutines at `timeout_s`; it is killed only if it is silent for this much longer."""
 
 
 class RewardExecutor:
@@ -54,7 +54,7 @@ class RewardExecutor:
         timeout_s: float = 10.0,
         start_timeout_s: float = 120.0,
     ) -> None:
-        """`num_processes=0` scores in this process: fast, good for a debugger, and nothing ends a hang."""
+        """Start the children; `num_processes=0` scores in this process, which suits a debugger but has no time-out."""
         _check_names(specs)
         self._weights = {spec.name: spec.weight for spec in specs}
         self._inline = Scorer(specs, None) if num_processes == 0 else None
@@ -71,9 +71,9 @@ class RewardExecutor:
             raise
 
     def score(self, samples: Sequence[Mapping[str, object]]) -> list[Outcome]:
-        """Return one outcome per sample, in order. A sample: columns of its data set, and SAMPLE_FIELDS."""
+        """Return one outcome per sample, in order. A sample has the columns of its data set and SAMPLE_FIELDS."""
         if not self._close.alive:
-            raise InfrastructureError("the reward executor is closed\nMake a new one.")
+            raise InfrastructureError("the reward executor is closed\nCreate a new one.")
         parts: list[list[Part]] = [[Part("skip")] * len(self._weights) for _ in samples]
 
         def store(reward: int, sample: int, part: Part) -> None:
@@ -82,13 +82,13 @@ class RewardExecutor:
         try:
             self._run(samples, store)
         except BaseException:
-            # Answers to this call may still be on their way; they must not be taken for those of the next.
+            # Answers to this call may still arrive; they must not be mistaken for those of the next call.
             self.close()
             raise
         return [combine(self._weights, said, sample) for said, sample in zip(parts, samples, strict=True)]
 
     def close(self) -> None:
-        """End the children. May be called twice; also happens when the executor is forgotten."""
+        """End the children. May be called twice; also called when the executor is garbage-collected."""
         self._close()
 
     def __enter__(self) -> RewardExecutor:
@@ -120,7 +120,7 @@ class RewardExecutor:
         self._children[self._children.index(child)] = child.successor()
 
     def _turn(self, busy: Sequence[_Child], emit: Emit) -> list[list[Job]]:
-        """Wait for the first answer or deadline among `busy` children; return what must be given out again."""
+        """Wait for the first answer or deadline among `busy` children; return the jobs to assign again."""
         wait_s = min(child.deadline for child in busy) - time.monotonic()
         answering = multiprocessing.connection.wait([child.connection for child in busy], timeout=max(0.0, wait_s))
         returned = []
@@ -133,7 +133,7 @@ class RewardExecutor:
 
 
 class _Child:
-    """The parent's side of one child process: what it still has to answer, and until when."""
+    """The parent's side of one child process: its open jobs and its deadline."""
 
     def __init__(self, specs: Sequence[RewardSpec], timeout_s: float, start_timeout_s: float, output_fd: int) -> None:
         self._settings = (specs, timeout_s, start_timeout_s, output_fd)
@@ -163,7 +163,7 @@ class _Child:
         return self._process.poll() is not None
 
     def give(self, samples: Sequence[Row], jobs: list[Job]) -> None:
-        """Send a chunk; the child is waiting for it."""
+        """Send a chunk to the idle child."""
         self.jobs = jobs
         wanted = {sample for _, chosen in jobs for sample in chosen}
         try:
@@ -173,7 +173,7 @@ class _Child:
         self._extend_deadline()
 
     def receive(self, emit: Emit) -> bool:
-        """Take every answer that is there; return False when the child has died."""
+        """Process all available answers; return False if the child has died."""
         try:
             while True:
                 self._take(self.connection.recv(), emit)
@@ -186,11 +186,11 @@ class _Child:
             self._extend_deadline()
 
     def _await_exit(self) -> None:
-        """Let a process that is ending do so, for its exit code."""
+        """Wait briefly for an ending process, to get its exit code."""
         try:
             self._process.wait(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:
-            logger.debug("reward process %d closed its connection and goes on", self._process.pid)
+            logger.debug("reward process %d closed its connection but is still running", self._process.pid)
 
     def _take(self, message: Any, emit: Emit) -> None:
         if isinstance(message, Exception):
@@ -212,9 +212,9 @@ class _Child:
             self.deadline = time.monotonic() + self._settings[1] + grace_s
 
     def give_up(self, emit: Emit) -> list[Job]:
-        """End a child that is silent or dead; blame the sample that it was at and return the jobs that remain.
+        """End a child that is silent or dead; blame its current sample and return the remaining jobs.
 
-        With several samples in hand nobody knows which is to blame, so each of them is to be done alone."""
+        With several samples in progress the culprit is unknown, so each of them is scored again alone."""
         silent = not self.died() and time.monotonic() >= self.deadline
         self.kill()
         if not self.ready:
@@ -231,15 +231,15 @@ class _Child:
         names = ", ".join(spec.name for spec in self._settings[0])
         if silent:
             return DeadlineExceeded(
-                f"rewards {names}: not loaded within {self._settings[2]:g} s\nImport them by hand to see what they wait for."
+                f"rewards {names}: not loaded within {self._settings[2]:g} s\nImport them by hand to see where they hang."
             )
         return InfrastructureError(
             f"rewards {names}: the process died while loading them ({_exit(self._process.returncode)})\n"
-            "What it printed is above."
+            "Its output is above."
         )
 
     def kill(self) -> None:
-        """End the child and all that it started. May be called twice."""
+        """End the child and all processes that it started. May be called twice."""
         if self.connection.closed:
             return
         self.connection.close()
@@ -266,6 +266,6 @@ def _close_all(children: list[_Child], inline: Scorer | None, output: Output) ->
 def _check_names(specs: Sequence[RewardSpec]) -> None:
     names = [spec.name for spec in specs]
     if not names:
-        raise ConfigError("the list of rewards is empty\nType reward=exact_match, or the name of another one.")
+        raise ConfigError("the list of rewards is empty\nType reward=exact_match, or the name of another reward.")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"two rewards have the name {twice!r}\nGive each a name of its own.")
+        raise ConfigError(f"two rewards have the name {twice!r}\nGive them different names.")

@@ -1,4 +1,4 @@
-"""Scores that other roles have given, as rewards beside which others may stand: `reward=[environment, length]`."""
+"""Scores computed by other roles, as rewards that can be combined with others: `reward=[environment, length]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def environment(episode_reward: float) -> float | None:
-    """The sum of what the environment gave in an episode; None when it gave nothing.
+    """Return the sum of the environment's rewards in an episode, or None if there were none.
 
     Example: rlcore train environment=calculator reward=environment
     """
@@ -14,7 +14,7 @@ def environment(episode_reward: float) -> float | None:
 
 
 def model(model_score: float) -> float:
-    """What the reward model says, whose directory is `reward.model`.
+    """Return the score of the reward model in the directory `reward.model`.
 
     Example: rlcore train reward=model reward.model=outputs/RM/checkpoints/step_000100/actor
     """

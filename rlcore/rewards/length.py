@@ -1,4 +1,4 @@
-"""Reward for how long the response is, in tokens or words."""
+"""Reward for the length of the response, in tokens or words."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from rlcore.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthConfig:
-    """Options of `length`; exactly one of `target` and `max` is set."""
+    """Options of `length`; set exactly one of `target` and `max`."""
 
     target: int = 0
-    """Best length: 1.0 there, falling in a line to 0.0 at 0 and at twice the target."""
+    """Best length: scores 1.0, falling linearly to 0.0 at length 0 and at twice the target."""
     max: int = 0
-    """Longest good length: 1.0 up to there, falling in a line to 0.0 at twice as long."""
+    """Longest good length: scores 1.0 up to it, falling linearly to 0.0 at twice that length."""
     unit: Literal["tokens", "words"] = "tokens"
+    """Unit of `target` and `max`."""
 
 
 class Length:
-    """1.0 for a response as long as asked, less for others.
+    """Scores 1.0 for a response of the wanted length, less for others.
 
     Example: rlcore train reward='{name: length, max: 200}'
     """
@@ -31,7 +32,7 @@ class Length:
         if (config.target > 0) == (config.max > 0) or min(config.target, config.max) < 0:
             raise ConfigError(
                 f"target={config.target} and max={config.max} of reward 'length': set exactly one of them\n"
-                "Type target=200 (that long) or max=200 (not longer)."
+                "Type target=200 (exactly) or max=200 (at most)."
             )
         if config.unit not in ("tokens", "words"):
             raise ConfigError(f"unit={config.unit!r} of reward 'length' is not a unit\nUse tokens or words.")

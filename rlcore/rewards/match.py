@@ -1,4 +1,4 @@
-"""Rewards that compare the completion with a column, a pattern or a word. Pure Python; each class is one reward."""
+"""Rewards that compare the completion with a column or a pattern. Pure Python; each class is one reward."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def last_number(text: str) -> Decimal | None:
 
 
 def gold_number(columns: Mapping[str, object], column: str) -> Decimal:
-    """Return the number in the answer column, after "####" if it has that."""
+    """Return the number in the answer column, after "####" if present."""
     text = str(columns[column]).rpartition("####")[2]
     number = last_number(text)
     if number is None:
@@ -45,12 +45,13 @@ class ExactMatchConfig:
     column: str = "answer"
     """Column with the right completion."""
     strip: bool = True
-    """Leave out white space at both ends of both."""
+    """Ignore white space at both ends of completion and answer."""
     ignore_case: bool = False
+    """Ignore upper and lower case."""
 
 
 class ExactMatch:
-    """1.0 when the completion is the text in a column, else 0.0.
+    """Scores 1.0 if the completion equals the text in a column, else 0.0.
 
     Example: rlcore train reward=exact_match data.train=train.jsonl
     """
@@ -76,11 +77,11 @@ class NumberMatchConfig:
     column: str = "answer"
     """Column with the right number."""
     tolerance: float = 0.0
-    """Largest absolute difference that is still right."""
+    """Largest accepted absolute difference."""
 
 
 class NumberMatch:
-    """1.0 when the last number of the completion is that of a column, else 0.0. Commas, $ and % do not matter.
+    """Scores 1.0 if the last number of the completion equals that of a column, else 0.0. Ignores commas, $ and %.
 
     Example: rlcore train reward=number data.train=train.jsonl
     """
@@ -104,11 +105,11 @@ class GSM8KConfig:
     column: str = "answer"
     """Column with the solution ("… #### 42") or the plain number."""
     method: Literal["strict", "flexible"] = "flexible"
-    """strict: only a stated answer counts; flexible: without one, the last number does."""
+    """strict: only a stated answer counts; flexible: without one, the last number counts."""
 
 
 class GSM8K:
-    """1.0 when the answer stated as "#### 42", "\\boxed{42}" or "the answer is 42" is right, else 0.0.
+    """Scores 1.0 if the answer stated as "#### 42", "\\boxed{42}" or "the answer is 42" is right, else 0.0.
 
     Example: rlcore train reward=gsm8k data.train=gsm8k.jsonl
     """
@@ -138,11 +139,11 @@ class RegexConfig:
     pattern: str
     """Python regular expression."""
     full: bool = False
-    """The whole completion must match, not a part of it."""
+    """Match the whole completion instead of a part of it."""
 
 
 class Regex:
-    """1.0 when the completion matches a pattern, else 0.0.
+    """Scores 1.0 if the completion matches a pattern, else 0.0.
 
     Example: rlcore train reward='{name: regex, pattern: "<answer>.*</answer>"}'
     """

@@ -1,4 +1,4 @@
-"""Reward for mathematical answers, judged by the package math-verify, which is imported only when this is used."""
+"""Reward for mathematical answers, compared by the package math-verify, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MathConfig:
 
 
 class Math:
-    """1.0 when the completion's answer equals that of a column as mathematics (1/2 is 0.5), else 0.0.
+    """Scores 1.0 if the completion's answer is mathematically equal to that of a column (1/2 is 0.5), else 0.0.
 
-    An answer that cannot be read as mathematics is a wrong answer; a right answer that cannot be read is an error.
+    A completion that cannot be parsed is wrong; a reference answer that cannot be parsed is an error.
 
     Example: pip install 'rlcore[math]' && rlcore train reward=math data.train=math.jsonl
     """
@@ -31,7 +31,8 @@ class Math:
             import math_verify
         except ImportError as error:
             raise UserError("reward 'math' needs the package math-verify\npip install 'rlcore[math]'") from error
-        # Its own time-outs use signals, which work in a main thread only; it warns when they are off. Ours act.
+        # Its time-outs use signals, which work only in the main thread, and it warns if they are disabled. The
+        # executor's time-outs apply instead.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._parse, self._verify = math_verify.parse, math_verify.verify
         self._column = config.column
@@ -42,5 +43,5 @@ class Math:
         marked = answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}"
         gold = self._parse(marked, parsing_timeout=None)
         if not gold:
-            raise SampleError(f"column {self._column!r} holds {answer!r:.60}, which is no mathematics")
+            raise SampleError(f"column {self._column!r} holds {answer!r:.60}, which is not a mathematical expression")
         return float(self._verify(gold, self._parse(completion, parsing_timeout=None), timeout_seconds=None))

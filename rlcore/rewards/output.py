@@ -1,6 +1,6 @@
-"""Bound what reward processes print: pass on the beginning, drop and count the rest.
+"""Limit the output of reward processes: forward the beginning, drop and count the rest.
 
-The processes write to one pipe, which a thread of the parent empties all the time, so that none of them waits for it.
+The processes write to one pipe, which a thread of the parent drains continuously, so that none of them blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STDERR = 2
 
 
 class Output:
-    """Standard output and error of all reward processes of an executor; they appear on the standard error of this one."""
+    """Standard output and error of all reward processes of an executor, forwarded to this process's standard error."""
 
     def __init__(self) -> None:
         reader, self.fd = os.pipe()
@@ -25,7 +25,7 @@ class Output:
         self._thread.start()
 
     def close(self) -> None:
-        """Pass on what is still in the pipe. Give up after a second: a detached process may hold the pipe open."""
+        """Forward the rest of the pipe, for at most a second: a detached process may hold it open."""
         os.close(self.fd)
         self._thread.join(_DRAIN_S)
 
@@ -36,15 +36,17 @@ def _pass_on(reader: int) -> None:
         if num_bytes < LIMIT:
             _write(data[: LIMIT - num_bytes])
         if num_bytes <= LIMIT < num_bytes + len(data):
-            logger.warning("rewards printed more than %d kB; from now on their output is dropped", LIMIT // 1024)
+            logger.warning("rewards printed more than %d kB; dropping their further output", LIMIT // 1024)
         num_bytes += len(data)
     os.close(reader)
     if num_bytes > LIMIT:
-        logger.warning("rewards printed %.1f MB; %.1f MB of it was dropped", num_bytes / 1e6, (num_bytes - LIMIT) / 1e6)
+        logger.warning(
+            "rewards printed %.1f MB, of which %.1f MB were dropped", num_bytes / 1e6, (num_bytes - LIMIT) / 1e6
+        )
 
 
 def _write(data: bytes) -> None:
     try:
         os.write(_STDERR, data)
-    except OSError as error:  # a full disk or a closed terminal must not stop the reading, which would block rewards
+    except OSError as error:  # continue reading despite a full disk or a closed terminal, or rewards would block
         logger.debug("output of rewards is lost: %s", error)

@@ -1,7 +1,7 @@
-"""From what each reward said about a sample to one outcome, and from outcomes to numbers that can be trained on.
+"""Combine the results of all rewards on a sample into an outcome, and convert outcomes to numbers for training.
 
 Called by the executor (`combine`) and by the reward worker (`settle`). An outcome is a score, a skip, a time-out or an
-error; only a score is a number, and nothing else becomes 0 unless `reward.on_error=zero` says so.
+error. Only a score is a number; the others become 0 only with `reward.on_error=zero`, which applies to failures.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlcore.types import Mean, Metrics
 Status = Literal["score", "skip", "timeout", "error"]
 OnError = Literal["raise", "zero", "drop"]
 LARGEST = (2 - 2**-23) * 2.0**127
-"""Largest finite float32: rewards are trained on in this type."""
+"""Largest finite float32, the type of rewards in training."""
 
 
 class Part(NamedTuple):
-    """What one reward said about one sample. A tuple, because one crosses a process border per sample and reward."""
+    """Result of one reward for one sample. A tuple, since one is pickled for each sample and reward."""
 
     status: Status
     value: float | None = None
@@ -29,25 +29,25 @@ class Part(NamedTuple):
 
 
 def timed_out(timeout_s: float) -> Part:
-    """Return the part of a reward that gave no answer."""
+    """Return the result of a reward that did not answer."""
     return Part("timeout", message=f"no answer within {timeout_s:g} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What all rewards together said about one sample. Example: Outcome(status="score", value=0.5, parts={"math": 0.5})"""
+    """Combined result of all rewards for one sample. Example: Outcome(status="score", value=0.5, parts={"math": 0.5})"""
 
     status: Status
     value: float | None = None
-    """The weighted sum over the rewards that apply; None unless status is "score"."""
+    """Weighted sum of the rewards that apply; None unless status is "score"."""
     parts: Mapping[str, float | None] = field(default_factory=dict)
-    """Score by reward, before weighting; None where it skipped or failed."""
+    """Score by reward, before weighting; None: skipped or failed."""
     message: str | None = None
-    """Why there is no score."""
+    """Reason why there is no score."""
     reward: str | None = None
-    """The first reward that failed."""
+    """Name of the first reward that failed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """`<reward>/<metric>` to value, from RewardResult."""
+    """`<reward>/<metric>` -> value, from RewardResult."""
     sample_id: object = None
     prompt_id: object = None
 
@@ -57,12 +57,12 @@ class Settled:
     """Outcomes as numbers, in the same order."""
 
     rewards: list[float]
-    """NaN where `keep` is false: it cannot be mistaken for a score."""
+    """NaN where `keep` is false."""
     keep: list[bool]
     counts: dict[str, int]
-    """How many samples had each status."""
+    """Number of samples by status."""
     metrics: Metrics
-    """`reward/<name>` and `reward/<name>/<metric>`, means over the samples that have them."""
+    """Means of `reward/<name>` and `reward/<name>/<metric>` over the samples that have them."""
     messages: list[str]
     """One line for each time-out and error."""
 
@@ -90,7 +90,7 @@ def combine(weights: Mapping[str, float], parts: Sequence[Part], sample: Mapping
 
 
 def settle(outcomes: Sequence[Outcome], on_error: OnError) -> Settled:
-    """Turn outcomes into rewards. Skips are dropped and counted; time-outs and errors go by `on_error`, and are counted."""
+    """Convert outcomes to rewards and count them. Skips are dropped; time-outs and errors are handled by `on_error`."""
     failures = [outcome for outcome in outcomes if outcome.status in ("timeout", "error")]
     if failures and on_error == "raise":
         raise SampleError(_stopped(failures, len(outcomes)))
@@ -115,10 +115,10 @@ def _describe(outcome: Outcome) -> str:
 
 
 def _stopped(failures: Sequence[Outcome], num_samples: int) -> str:
-    more = f" ({len(failures)} of {num_samples} samples have no verdict)" if len(failures) > 1 else ""
-    advice = "Mend the reward, or go on without such samples: reward.on_error=drop"
+    more = f" ({len(failures)} of {num_samples} samples have no reward)" if len(failures) > 1 else ""
+    advice = "Fix the reward, or drop such samples: reward.on_error=drop"
     if failures[0].status == "timeout":
-        advice = "Give it longer with reward.timeout_s=..., or go on without such samples: reward.on_error=drop"
+        advice = "Increase reward.timeout_s=..., or drop such samples: reward.on_error=drop"
     return f"{_describe(failures[0])}{more}\n{advice}"
 
 

@@ -1,4 +1,4 @@
-"""The scores of one reward against those of the other samples of a prompt: `reward=[{name: length, relative: rank}]`."""
+"""Scores of a reward relative to the other samples of a prompt: `reward=[{name: length, relative: rank}]`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _EPS = 1e-6
 
 
 def relative(scores: np.ndarray, group_id: np.ndarray, how: Relative) -> np.ndarray:
-    """[B] float64 scores within their groups; NaN, no score, stays NaN and takes no part.
+    """Return [B] float64 scores relative to their groups; NaN (no score) stays NaN and is ignored.
 
-    mean: s_i - mean. std: (s_i - mean) / (sample standard deviation + 1e-6), which summed over rewards is GDPO's
-    advantage before its normalisation over the batch (arXiv 2601.05242). rank: the share of the others that it beats, a tie
-    counting half. A sample with no other to compare with has 0, and rank 0.5.
+    mean: s_i - mean. std: (s_i - mean) / (sample standard deviation + 1e-6); summed over rewards, this is GDPO's
+    advantage before its normalisation over the batch (arXiv 2601.05242). rank: the fraction of the other samples that it
+    beats, ties counting half. A sample without others to compare with has 0, and rank 0.5.
     """
     found = scores.astype(np.float64)
     for group in np.unique(group_id):

@@ -1,6 +1,6 @@
-"""Load rewards and call them, one answer per sample. Runs in the executor's child processes, or inline for a debugger.
+"""Load rewards and call them, one result per sample. Runs in the executor's child processes, or inline for a debugger.
 
-It knows nothing of deadlines in wall time beyond those of coroutines: a hang in plain code is the executor's to end.
+It enforces time-outs only on coroutines; the executor ends hangs in plain code.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     import asyncio
 
 Job: TypeAlias = tuple[int, list[int]]
-"""Which reward scores which samples, in that order."""
+"""(reward index, sample indices)."""
 Emit: TypeAlias = Callable[[int, int, Part], None]
-"""Takes reward index, sample index and the answer."""
+"""Receives reward index, sample index and the result."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """A reward as plain data, so that a child imports it by itself. Example: RewardSpec("short", "my_rewards:short")"""
+    """A reward as plain data, for import in a child process. Example: RewardSpec("short", "my_rewards:short")"""
 
     name: str
-    """Unique in the run; metrics and messages use it."""
+    """Name in metrics and messages; unique in the run."""
     target: str
     """`module:attr` or `/absolute/file.py:attr`."""
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -49,14 +49,12 @@ class RewardSpec:
 
 
 def load_target(target: str) -> Any:
-    """Import `module:attr` or `/absolute/file.py:attr`; a file is imported once however many rewards it holds."""
+    """Import `module:attr` or `/absolute/file.py:attr`; a file with several rewards is imported once."""
     place, _, attribute = target.rpartition(":")
     if not place or not attribute:
-        raise ConfigError(
-            f"{target!r} is not the place of a reward\nType module:function or /path/to/file.py:function."
-        )
+        raise ConfigError(f"{target!r} is not a reward target\nType module:function or /path/to/file.py:function.")
     if place.endswith(".py") and not os.path.isfile(place):
-        raise ConfigError(f"there is no file {place}\nType the path of a file that exists.")
+        raise ConfigError(f"there is no file {place}\nType the path of an existing file.")
     module = import_place(place)
     if not hasattr(module, attribute):
         known = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
@@ -65,7 +63,7 @@ def load_target(target: str) -> Any:
 
 
 def build_reward(spec: RewardSpec) -> RewardFunction:
-    """Import a reward and give it its options. Whatever goes wrong is a UserError that names the reward."""
+    """Import a reward and apply its options; raise a UserError that names the reward if this fails."""
     try:
         found = load_target(spec.target)
         reward = _make(spec, found) if inspect.isclass(found) else _bind(spec, found)
@@ -119,10 +117,10 @@ def _check_options(spec: RewardSpec, *, known: list[str], needed: list[str]) -> 
 
 
 class Scorer:
-    """Loaded rewards. `run` scores the samples of a chunk; each answer is emitted as soon as it is there."""
+    """Loaded rewards. `run` scores the samples of a chunk and emits each result immediately."""
 
     def __init__(self, specs: Sequence[RewardSpec], timeout_s: float | None) -> None:
-        """`timeout_s` ends a coroutine; None lets it run, for a debugger."""
+        """Load the rewards; `timeout_s` limits each coroutine, None is for a debugger."""
         self._timeout_s = timeout_s
         self._process_id = os.getpid()
         self._rewards = [build_reward(spec) for spec in specs]
@@ -131,11 +129,11 @@ class Scorer:
 
     @property
     def concurrent(self) -> list[bool]:
-        """By reward: does it have several samples in hand at once, so that silence does not tell which one hangs?"""
+        """True for each reward that processes several samples at once, so that silence does not show which one hangs."""
         return [signature.is_async or signature.batched for signature in self._signatures]
 
     def run(self, rows: Mapping[int, Row], jobs: Sequence[Job], emit: Emit) -> None:
-        """Score `rows` with the rewards that `jobs` name."""
+        """Score `rows` with the rewards in `jobs`."""
         for index, samples in jobs:
             reward, signature = self._rewards[index], self._signatures[index]
             calls = [samples] if signature.batched else [[sample] for sample in samples]
@@ -152,7 +150,7 @@ class Scorer:
             self._runner = None
 
     def _event_loop(self) -> asyncio.Runner:
-        """One loop for the scorer's life: rewards keep HTTP sessions, which belong to a loop."""
+        """Return the scorer's only event loop: rewards keep HTTP sessions, which belong to a loop."""
         if self._runner is None:
             import asyncio
 
@@ -170,7 +168,7 @@ class Scorer:
         await asyncio.gather(*(one(call) for call in calls))
 
     def _emit(self, emit: Emit, index: int, samples: Sequence[int], parts: Sequence[Part]) -> None:
-        """Pass the answers on. A copy of this process that a reward forked, and that returned too, ends here."""
+        """Emit the results. End here if this process is a fork by a reward that also returned."""
         if os.getpid() != self._process_id:
             os._exit(1)
         for sample, part in zip(samples, parts, strict=True):
@@ -198,7 +196,7 @@ async def _ask_async(
 
 
 def _failure(error: BaseException) -> Part:
-    """Turn whatever a reward raised into an error of its sample, except a ctrl-C, which a child process ignores."""
+    """Convert an exception of a reward to an error of its sample, except Ctrl-C, which a child process ignores."""
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         raise error
     return Part("error", message=_describe(error))
@@ -227,12 +225,12 @@ def _judge_one_of_list(value: Any, signature: Signature) -> Part:
 
 
 def _judge(answer: Any, signature: Signature) -> Part:
-    """Return a score or a skip; raise SampleError for everything that is neither."""
+    """Return a score or a skip; raise SampleError for anything else."""
     metrics: Mapping[str, Any] = {}
     if isinstance(answer, RewardResult):
         answer, metrics = answer.value, answer.metrics
     elif isinstance(answer, dict) and signature.convention == "verl" and "score" in answer:
-        # The other entries are free-form there; those that are no numbers (an extracted answer) are for people.
+        # The other entries are free-form in verl; those that are not numbers (an extracted answer) are not metrics.
         metrics = {name: value for name, value in answer.items() if name != "score" and isinstance(value, numbers.Real)}
         answer = answer["score"]
     measured = {name: _finite(value, f"metric {name!r} is") for name, value in metrics.items()}
@@ -255,7 +253,7 @@ def _finite(value: Any, what: str) -> float:
 
 
 def _describe(error: BaseException) -> str:
-    """Return one line: what was raised, and where in the reward's own code."""
+    """Return one line with the exception and its location in the reward's code."""
     if isinstance(error, RlcoreError):
         return str(error).splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)
@@ -264,7 +262,7 @@ def _describe(error: BaseException) -> str:
 
 
 def serve(fd: int, lifeline: int) -> None:
-    """Be a child of the executor: load what comes first over `fd`, then score chunk after chunk until it closes."""
+    """Run a child process: load the rewards sent over `fd`, then score chunks until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for inherited in (fd, lifeline):
         os.set_inheritable(inherited, False)
@@ -286,10 +284,10 @@ def serve(fd: int, lifeline: int) -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    """Have the kernel end this process group when the parent's end of the pipe closes, whatever Python is busy with.
+    """Make the kernel end this process group when the parent's end of the pipe closes, whatever Python is doing.
 
-    A watching thread would not do: a regular expression that backtracks for hours never lets go of the interpreter."""
+    A thread would not suffice: a backtracking regular expression never releases the interpreter lock."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
-        sys.exit("the parent ended before its reward process began")
+        sys.exit("the parent process ended before its reward process started")

@@ -1,6 +1,6 @@
-"""What a reward asks for, read from its parameters; called by the planner (before a run) and the scorer (during it).
+"""Read a reward's inputs from its parameters. Used by the planner (before a run) and the scorer (during it).
 
-Three conventions are told apart by parameter names:
+Parameter names distinguish three conventions:
   rlcore  (completion, <columns>, **columns)                                 -> float | None | RewardResult
   verl    (data_source, solution_str, ground_truth, extra_info=None, **kw)   -> float, or a dict with "score"
   trl     (prompts, completions, <columns>, **columns), lists                -> list[float | None]
@@ -20,7 +20,7 @@ from rlcore.protocols.reward import SAMPLE_FIELDS
 
 RewardFunction = Callable[..., Any]
 Row = Mapping[str, object]
-"""One sample: the columns of its data set and SAMPLE_FIELDS."""
+"""A sample: the columns of its data set and SAMPLE_FIELDS."""
 
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _TRL_NAMES = {"prompts": "prompt", "completions": "completion"}
@@ -28,7 +28,10 @@ _TRL_NAMES = {"prompts": "prompt", "completions": "completion"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """Example: for `def right(completion, answer, unit="")`: required={"completion", "answer"}, optional={"unit"}"""
+    """Inputs of a reward.
+
+    Example: for `def right(completion, answer, unit="")`: required={"completion", "answer"}, optional={"unit"}
+    """
 
     convention: Literal["rlcore", "verl", "trl"]
     batched: bool
@@ -37,24 +40,24 @@ class Signature:
     required: frozenset[str]
     optional: frozenset[str]
     takes_all: bool
-    """Has `**columns`: receives every column but those that are options of the same name."""
+    """Has `**columns`: receives every column except those with the name of a given option."""
     bound: frozenset[str] = frozenset()
-    """Options that are given."""
+    """Names of the given options."""
 
 
 def read_signature(function: RewardFunction) -> Signature:
-    """Read a reward's parameters; those bound with functools.partial are options, not columns."""
+    """Read the parameters of a reward; those bound with functools.partial are options, not columns."""
     bare = function.func if isinstance(function, functools.partial) else function
     bound = function.keywords if isinstance(function, functools.partial) else {}
     parameters = inspect.signature(bare).parameters.values()
     if positional := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
         raise ConfigError(
-            f"a reward's parameters are filled by name, and {positional[0]!r} of {bare!r} takes no name\n"
+            f"a reward's parameters are filled by name, and {positional[0]!r} of {bare!r} is positional-only\n"
             "Remove the '/' from its parameters."
         )
     asked = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     names = {p.name for p in asked}
-    callables = (bare, getattr(bare, "__call__", None))  # noqa: B004 - the method of an instance may carry the mark
+    callables = (bare, getattr(bare, "__call__", None))  # noqa: B004 - an instance's method may be marked
     convention: Literal["rlcore", "verl", "trl"] = "rlcore"
     if {"solution_str", "ground_truth"} <= names:
         convention = "verl"
@@ -73,14 +76,14 @@ def read_signature(function: RewardFunction) -> Signature:
 
 
 def required_columns(function: RewardFunction) -> set[str]:
-    """Return the columns of the data set without which this reward cannot be called."""
+    """Return the columns of the data set that the reward requires."""
     signature = read_signature(function)
     given = {"solution_str"} if signature.convention == "verl" else set(_TRL_NAMES)
     return set(signature.required - set(SAMPLE_FIELDS) - given)
 
 
 def check_columns(name: str, function: RewardFunction, columns: Collection[str], source: str = "the data set") -> None:
-    """Raise ConfigError when `columns`, those of the file `source`, lack one that the reward asks for."""
+    """Raise ConfigError if `columns`, those of `source`, lack one that the reward requires."""
     have = sorted(columns)
     missing = required_columns(function) - set(have)
     if read_signature(function).convention == "verl" and "reward_model" in have:
@@ -94,7 +97,7 @@ def check_columns(name: str, function: RewardFunction, columns: Collection[str],
 
 
 def arguments(signature: Signature, row: Row) -> dict[str, object]:
-    """Return the keyword arguments for one sample. Mutable values are copies, so that no reward changes another's."""
+    """Return the keyword arguments for one sample, with copies of mutable values, so that rewards cannot interfere."""
     view = _view(signature, row)
     if missing := signature.required - view.keys():
         raise SampleError(f"asks for column {min(missing)!r}, which the sample does not have")

@@ -1,4 +1,4 @@
-"""The reward of the quickstart: a task that a tiny model learns in a minute, `sort 4291=` -> `1249`."""
+"""Reward of the quickstart task, which a tiny model learns in a minute: `sort 4291=` -> `1249`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from itertools import pairwise
 
 
 def sorted_digits(completion: str, digits: str, finish_reason: str) -> float:
-    """1.0 for the column `digits` in ascending order; half the share of ordered neighbours for another permutation.
+    """Return 1.0 for the column `digits` in ascending order; half the fraction of ordered pairs for other permutations.
 
-    0.0 when digits are lost or invented, or when the completion did not end by itself.
+    Return 0.0 if digits are missing or extra, or if the completion did not stop by itself.
 
     Example: rlcore train reward=sorted_digits data.train=digits.jsonl
     """

@@ -1,8 +1,8 @@
-"""Keys and values of the sequences that are being written, and the attention that reads them.
+"""KV cache of the running sequences, and the attention that reads it.
 
-The `hf` engine calls a transformers model with `step=Prefill(...)` or `step=Decode(...)`; its layers hand that through to
-the attention function below. So the model runs without transformers' own cache and masks, which cost more than a tiny
-model itself. Slots 0..n-1 of the cache are the n sequences in flight, in the engine's order.
+The `hf` engine calls a transformers model with `step=Prefill(...)` or `step=Decode(...)`, which its layers pass to the
+attention function below. So the model runs without transformers' own cache and masks, which cost more than a tiny
+model itself. Slots 0..n-1 of the cache are the n running sequences, in the engine's order.
 Shapes: n sequences, L their longest length, H heads, G key/value heads, D head size, T packed prompt tokens.
 """
 
@@ -21,11 +21,11 @@ from rlcore.models.attention import Packing, capped_attention, packed_attention,
 NAME = "rlcore_cached"
 _MEANINGLESS = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
 _MEANINGLESS |= {"output_router_logits", "return_dict"}
-"""Options that reach the attention function and do not change what it must compute."""
+"""Options that reach the attention function and do not change its result."""
 
 
 class KeyValueCache:
-    """Buffers per layer, [slots, G, length, D], made when the layer first writes and grown by `reserve`."""
+    """Buffers per layer, [slots, G, length, D], created on the layer's first write and grown by `reserve`."""
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -33,7 +33,7 @@ class KeyValueCache:
         self._length = 0
 
     def reserve(self, num_slots: int, length: int, *, limit: int) -> None:
-        """Room for so many sequences of this length. Lengths at least double, up to `limit`."""
+        """Make room for `num_slots` sequences of this length. Lengths at least double, up to `limit`."""
         if num_slots <= self._num_slots and length <= self._length:
             return
         if length > self._length:
@@ -43,14 +43,14 @@ class KeyValueCache:
             self._layers[index] = (self._grown(keys), self._grown(values))
 
     def _grown(self, old: Tensor) -> Tensor:
-        # Zeros: what lies beyond a sequence's end has weight 0, and 0 · NaN would be NaN.
+        # Zeros: positions beyond a sequence's end have weight 0, and 0 · NaN would be NaN.
         new = old.new_zeros((self._num_slots, old.shape[1], self._length, old.shape[3]))
         slots = min(len(new), len(old))
         new[:slots, :, : old.shape[2]] = old[:slots]
         return new
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffers of a layer; heads, sizes and type are those of `key` and `value` [*, G, *, D]."""
+        """Return the buffers of a layer, with heads, sizes and dtype of `key` and `value` [*, G, *, D]."""
         if index not in self._layers:
             empty = (states.new_zeros((0, states.shape[1], 0, states.shape[3])) for states in (key, value))
             keys, values = (self._grown(states) for states in empty)
@@ -69,7 +69,7 @@ class KeyValueCache:
 
 
 class Prefill:
-    """The first pass over new sequences: distinct prompts laid end to end, each written to the slots that share it."""
+    """The first pass over new sequences: distinct prompts, concatenated, each written to the slots that share it."""
 
     def __init__(
         self, cache: KeyValueCache, lengths: Sequence[int], prompt_of_slot: Sequence[int], first_slot: int, device: Any
@@ -82,14 +82,14 @@ class Prefill:
         chosen = torch.tensor(prompt_of_slot)
         place = torch.arange(max(lengths))
         self.last_tokens = (ends_P - 1).to(device)
-        # Beyond its end a sequence repeats its last token: finite, and masked until it is overwritten.
+        # Beyond its end a sequence repeats its last token, which is finite, and masked until overwritten.
         places = (ends_P - lengths_P)[chosen, None] + torch.minimum(place, lengths_P[chosen, None] - 1)
         self._places = places.reshape(-1).to(device)
         self._slots = slice(first_slot, first_slot + len(prompt_of_slot))
         self._shape = places.shape
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        """[1, T, H, D] from [1, H, T, D] and [1, G, T, D]."""
+        """Return [1, T, H, D] from [1, H, T, D] and [1, G, T, D]."""
         for buffer, states in zip(self.cache.layer(module.layer_idx, key, value), (key, value)):
             chosen = states[0].index_select(1, self._places)
             side_by_side = chosen.view(len(chosen), *self._shape, -1).transpose(0, 1)
@@ -109,13 +109,13 @@ class Decode:
         self._masks: dict[int, Tensor] = {}
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        """[n, 1, H, D] from [n, H, 1, D] and [n, G, 1, D]."""
+        """Return [n, 1, H, D] from [n, H, 1, D] and [n, G, 1, D]."""
         num_rows, num_heads, _, size = query.shape
         num_groups = key.shape[1]
         keys, values = self.cache.layer(module.layer_idx, key, value)
         self._write(keys, key)
         self._write(values, value)
-        # The heads that share keys become queries of one head: no kernel has to know of groups.
+        # Heads that share keys become queries of one head, so that no kernel needs to support groups.
         q = query.reshape(num_rows, num_groups, num_heads // num_groups, size)
         k, v = (states[:num_rows, :, : self._longest] for states in (keys, values))
         out = self._attend(q, k, v, options)
@@ -137,7 +137,7 @@ class Decode:
         return capped_attention(q, k, v, mask, scaling=scaling, softcap=softcap)
 
     def _mask(self, window: int | None) -> Tensor | None:
-        """[n, 1, 1, L] bool, None when every sequence sees all of it; made once per step and window."""
+        """Return [n, 1, 1, L] bool, None if every sequence attends to everything; cached per step and window."""
         size = self._longest if window is None else min(window, self._longest)
         if size == self._longest and not self._ragged:
             return None
@@ -165,16 +165,16 @@ def cached_attention(
     """Compute attention for transformers, in models called with `step=`.
 
     Args:
-        attention_mask: the window, from `window_of_mask`; some families pass it in no other way.
+        attention_mask: the window, from `window_of_mask`; for some families this is the only source.
 
     Raises:
-        ModelError: the layer asks for something else than causal attention with window and soft cap.
+        ModelError: the layer requires something other than causal attention with window and soft cap.
     """
     unknown = [name for name, value in options.items() if value is not None and name not in _MEANINGLESS]
     if step is None or unknown or is_causal is False or isinstance(attention_mask, Tensor):
-        reason = ", ".join(unknown) or "something else than plain causal self-attention"
+        reason = ", ".join(unknown) or "something other than plain causal self-attention"
         raise ModelError(
-            f"{type(module).__name__} asks its attention for {reason}, which rollout=hf does not have\n"
+            f"the attention of {type(module).__name__} requires {reason}, which rollout=hf does not support\n"
             "Use another engine for this model:  rollout=vllm"
         )
     window = attention_mask if sliding_window is None else sliding_window
@@ -183,7 +183,7 @@ def cached_attention(
 
 
 def register() -> None:
-    """Make "rlcore_cached" known to transformers; may be called twice."""
+    """Register "rlcore_cached" with transformers. May be called twice."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

@@ -1,6 +1,6 @@
-"""What every engine outside this package checks: may this request run, and did a whole set of weights come?
+"""Checks for engines that wrap another library: of requests, of weight updates and of the engine's state.
 
-For plugins whose engine is another library: it knows neither the core's errors nor what the core promises.
+Such a library has neither the core's errors nor its guarantees.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from rlcore.types import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an engine can take. Example: Limits(vocab_size=512, context_length=256, end_ids=(2,))"""
+    """Limits of an engine. Example: Limits(vocab_size=512, context_length=256, end_ids=(2,))"""
 
     vocab_size: int
     context_length: int
-    """Tokens of prompt and response together."""
+    """Most tokens of prompt and response together."""
     end_ids: tuple[int, ...]
     """End-of-sequence tokens of the model."""
 
     def room(self, request: Request) -> int:
-        """Most tokens that the response may have.
+        """Return the most tokens that the response may have.
 
         Raises:
             SampleError: the request cannot run.
         """
         name, asked, num_prompt = f"request {request.request_id}", request.sampling, len(request.prompt_ids)
         if not num_prompt:
-            raise SampleError(f"{name} has an empty prompt\nGive it one token at least, such as the tokenizer's bos.")
+            raise SampleError(f"{name} has an empty prompt\nGive it at least one token, such as the tokenizer's bos.")
         wrong = [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]
         if wrong:
             raise SampleError(
@@ -45,7 +45,7 @@ class Limits:
                 "Use the tokenizer of model.path for the prompts."
             )
         if asked.max_response_tokens < 1:
-            raise SampleError(f"{name}: max_response_tokens={asked.max_response_tokens}\nAsk for one token at least.")
+            raise SampleError(f"{name}: max_response_tokens={asked.max_response_tokens}\nIt must be at least 1.")
         if num_prompt >= self.context_length:
             raise SampleError(
                 f"{name}: a prompt of {num_prompt} tokens leaves no room in a context of {self.context_length}\n"
@@ -55,7 +55,7 @@ class Limits:
 
 
 def read_limits(path: str, context_length: int = 0) -> Limits:
-    """The limits that a model directory states; `context_length` is a lower one that the user asks for."""
+    """Return the limits of a model directory; `context_length` is a lower limit on the context, from the user."""
     text = _text_config(path)
     own = getattr(text, "max_position_embeddings", None) or context_length or 2048
     return Limits(
@@ -64,7 +64,7 @@ def read_limits(path: str, context_length: int = 0) -> Limits:
 
 
 def end_ids(path: str) -> tuple[int, ...]:
-    """End-of-sequence tokens of the generation config, else of the model's."""
+    """Return the end-of-sequence tokens of the generation config, or else of the model config."""
     from transformers import GenerationConfig
 
     configs: list[Any] = [_text_config(path)]
@@ -81,7 +81,7 @@ def _text_config(path: str) -> Any:
 
 
 def check_finite(request: Request, log_probs: Sequence[float]) -> None:
-    """Raise NumericalError, with the position, when an engine computed something that is not finite."""
+    """Raise NumericalError, with the position, if a log-probability from an engine is not finite."""
     for position, log_prob in enumerate(log_probs, start=len(request.prompt_ids)):
         if not math.isfinite(log_prob):
             raise NumericalError(
@@ -91,33 +91,31 @@ def check_finite(request: Request, log_probs: Sequence[float]) -> None:
 
 
 class Readiness:
-    """May an engine serve: is it open and awake, and has it a whole set of weights?"""
+    """State of an engine: open or closed, awake or asleep, with complete weights or not."""
 
     def __init__(self) -> None:
         self.broken: str | None = None
-        """Why there is no whole set of weights."""
+        """Reason why the weights are incomplete."""
         self.is_asleep = self.is_closed = False
 
     def check_open(self) -> None:
         """Raise InfrastructureError after `close`."""
         if self.is_closed:
-            raise InfrastructureError("the rollout engine is closed\nMake a new one.")
+            raise InfrastructureError("the rollout engine is closed\nCreate a new one.")
 
     def check(self) -> None:
-        """Raise InfrastructureError when nothing may be generated, and say what to do."""
+        """Raise InfrastructureError, with what to do, if the engine cannot generate now."""
         self.check_open()
         if self.broken:
-            raise InfrastructureError(
-                f"the rollout engine has no whole set of weights: {self.broken}\nLoad them again."
-            )
+            raise InfrastructureError(f"the rollout engine has incomplete weights: {self.broken}\nLoad them again.")
         if self.is_asleep:
-            raise InfrastructureError("the rollout engine sleeps\nCall wake() before generate().")
+            raise InfrastructureError("the rollout engine is asleep\nCall wake() before generate().")
 
     @contextmanager
     def loading(self, version: int) -> Iterator[None]:
-        """Around an update: until it has ended well, nothing may be generated."""
+        """Refuse generation until the weight update in the block has succeeded."""
         self.check_open()
-        self.broken = f"the loading of version {version} did not end"
+        self.broken = f"loading version {version} did not finish"
         try:
             yield
         except Exception as error:
@@ -127,10 +125,10 @@ class Readiness:
 
 
 class ExpectedWeights:
-    """Names and shapes of the parameters of a model directory; tied ones count once, whichever name comes.
+    """Names and shapes of the parameters of a model directory; tied ones count once, under any of their names.
 
-    What comes out has the names and pieces of the directory's files, which engines know: transformers holds the experts of
-    a mixture as one parameter, files and engines have each expert's matrices by themselves.
+    Its output has the layout of the directory's files, which engines know: transformers holds the experts of a mixture
+    as one parameter, while files and engines hold each expert's matrices separately.
     """
 
     def __init__(self, path: str) -> None:
@@ -146,10 +144,10 @@ class ExpectedWeights:
         self._model = model if get_model_conversion_mapping(model, add_legacy=False) else None
 
     def checked(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
-        """The same weights, one after the other, as the files have them; of tied ones the first that comes.
+        """Yield the weights one by one in the layout of the files; of tied ones only the first.
 
         Raises:
-            ModelError: one is unknown or has another shape, or at the end some are missing.
+            ModelError: a weight is unknown or has another shape, or some are missing at the end.
         """
         missing = {identity: name for name, identity in reversed(self._identity.items())}
         for name, tensor in weights:
@@ -159,7 +157,7 @@ class ExpectedWeights:
             if first := missing.pop(self._identity[name], None):
                 yield from self._as_stored(first, tensor.detach())
         if missing:
-            raise unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
+            raise unfit(version, f"{len(missing)} weights are missing, the first is '{next(iter(missing.values()))}'")
 
     def _as_stored(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import revert_weight_conversion
@@ -171,6 +169,6 @@ class ExpectedWeights:
 
 
 def unfit(version: int, reason: str, advice: str = "") -> ModelError:
-    """The error for weights that are not those of the engine's model."""
-    advice = advice or "Give trainer and rollout the same model.path, and load a whole set of weights, adapters merged."
+    """Return the error for weights that do not fit the engine's model."""
+    advice = advice or "Give trainer and rollout the same model.path, and load all weights, with adapters merged."
     return ModelError(f"version {version} of the weights does not fit the rollout: {reason}\n{advice}")

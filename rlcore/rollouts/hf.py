@@ -1,8 +1,8 @@
-"""`hf`: the reference engine, in plain PyTorch on any causal language model that transformers loads.
+"""`hf`: the reference engine, in plain PyTorch, for any causal language model of transformers.
 
-A prompt goes through the model once however many samples it gets; then all sequences in flight take a token at a time,
-finished ones leave at once, and waiting requests join as room appears. It is the oracle for faster engines, and fast
-enough for small models.
+A prompt is prefilled once for all its samples; then each pass adds a token to all running sequences, finished ones
+leave immediately, and waiting requests join when there is room. It is the reference for faster engines, and fast enough
+for small models.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from rlcore.rollouts.sampler import SamplingArrays, draw
 from rlcore.types import FinishReason, Mesh, Request, Sample
 
 _REFILL_BELOW = 0.75
-"""Waiting requests join when fewer than this share of a full batch still run: one by one they would cost a pass each."""
+"""Waiting requests join when less than this fraction of a full batch is running, as each join costs a pass."""
 _PREFILL_TOKENS = 16384
-"""Prompt tokens in one pass."""
+"""Most prompt tokens in one pass."""
 _NUM_DECODED = 6
-"""Tokens of each sample that the comparison at start decodes; more than an attention window has while it runs."""
+"""Tokens of each sample decoded in the comparison at start; more than the attention window during it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HFConfig:
-    """How much runs at once."""
+    """Limits of the batch."""
 
     max_batch_size: int = 1024
-    """Sequences in flight."""
+    """Most running sequences."""
     max_batch_tokens: int = 262144
-    """Sequences in flight times the longest that one of them may become: what bounds the memory of keys and values."""
+    """Most tokens of the KV cache: running sequences times the longest possible length among them."""
 
 
 class HFRollout:
@@ -69,11 +69,13 @@ class HFRollout:
         self._num_loads = 0
         self._state = Readiness()
         self._decoding: _Decoding | None = None
-        """Of the calls of `generate` that are going on."""
+        """Shared by the running calls of `generate`."""
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
-        """Yield samples as they finish. New weights may come meanwhile: the sequences in flight are then read again.
-        Calls that overlap decode together; whoever waits drives, and what finishes goes to the call that asked."""
+        """Yield samples as they finish.
+
+        New weights may arrive meanwhile; the running sequences are then prefilled again. Overlapping calls decode
+        together: whichever waits advances all, and each sample goes to the call that requested it."""
         self._state.check()
         outbox: deque[Sample] = deque()
         rows = [self._row(request) for request in requests]
@@ -87,7 +89,7 @@ class HFRollout:
                     for row, finish_reason in decoding.advance():
                         row.outbox.append(row.sample(finish_reason))
                     if not outbox:
-                        await asyncio.sleep(0)  # a chance to be cancelled, and for others to run
+                        await asyncio.sleep(0)  # allow cancellation and other tasks
                 yield outbox.popleft()
                 if not outbox:
                     await asyncio.sleep(0)
@@ -97,7 +99,7 @@ class HFRollout:
                 self._decoding = None
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Copy every parameter; until all are here the engine serves nothing. One name is enough for tied ones."""
+        """Copy all parameters, tied ones once under any name; the engine refuses to generate until it succeeds."""
         with self._state.loading(version):
             self._copy(weights, version)
         self._num_loads += 1
@@ -105,11 +107,11 @@ class HFRollout:
 
     @staticmethod
     def takes_turns(config: HFConfig) -> bool:
-        """It can leave the device."""
+        """Return True: the model can be offloaded."""
         return True
 
     def sleep(self) -> None:
-        """Move the weights off the device. Keys and values live no longer than a call of `generate`."""
+        """Offload the weights. The KV cache exists only during `generate`."""
         self._state.is_asleep = True
         if self._device.type == "cuda":
             self._state.check_open()
@@ -117,13 +119,13 @@ class HFRollout:
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Bring the weights back."""
+        """Move the weights back to the device."""
         self._state.check_open()
         self._model.to(self._device)
         self._state.is_asleep = False
 
     def close(self) -> None:
-        """Forget the model."""
+        """Release the model."""
         self._model, self._state.is_closed = None, True
 
     def _copy(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
@@ -138,10 +140,10 @@ class HFRollout:
                 parameter.copy_(tensor)
             missing.pop(id(parameter), None)
         if missing:
-            raise unfit(version, f"{len(missing)} weights did not come, the first is '{next(iter(missing.values()))}'")
+            raise unfit(version, f"{len(missing)} weights are missing, the first is '{next(iter(missing.values()))}'")
 
     def _row(self, request: Request) -> _Row:
-        """The request with its limits; what cannot run is refused here."""
+        """Return the request with its limits; refuse one that cannot run."""
         room = self._limits.room(request)
         sampling = request.sampling
         return _Row(request, room, {*self._limits.end_ids, *sampling.stop_token_ids}, self._decoder(sampling.stop))
@@ -154,7 +156,7 @@ class HFRollout:
 
 
 class _Row:
-    """A response as it grows."""
+    """A response in progress."""
 
     __slots__ = ("_decode", "_end_ids", "_room", "_tail", "log_probs", "outbox", "request", "token_ids", "versions")
 
@@ -167,12 +169,12 @@ class _Row:
         self.log_probs: list[float] = []
         self.versions: list[int] = []
         self._room, self._end_ids, self._decode = room, end_ids, decode
-        # A stop string that ends with the newest token has a byte of its own for each of its tokens but a few.
+        # All but a few tokens of a stop string cover at least one byte of it, so these tokens contain it.
         self._tail = max((len(text.encode()) for text in request.sampling.stop), default=0) + 4
 
     @property
     def capacity(self) -> int:
-        """The most tokens that prompt and response can be together."""
+        """Most tokens of prompt and response together."""
         return len(self.request.prompt_ids) + self._room
 
     @property
@@ -180,7 +182,7 @@ class _Row:
         return len(self.request.prompt_ids) + len(self.token_ids)
 
     def add(self, token: int, log_prob: float, version: int) -> FinishReason | None:
-        """Append a token that weights of this version drew; returns why the response ends, if it does."""
+        """Append a token sampled by weights of this version; return the finish reason, if the response ends."""
         if not math.isfinite(log_prob):
             check_finite(self.request, [*self.log_probs, log_prob])
         self.token_ids.append(token)
@@ -191,7 +193,7 @@ class _Row:
         return "length" if len(self.token_ids) == self._room else None
 
     def sample(self, finish_reason: FinishReason) -> Sample:
-        """The finished response."""
+        """Return the finished response."""
         return Sample(
             request_id=self.request.request_id,
             token_ids=self.token_ids,
@@ -209,7 +211,7 @@ class _Row:
 
 
 class _Decoding:
-    """What is being generated. Slot i of the cache belongs to row i of those in flight."""
+    """Running and waiting rows. Slot i of the cache belongs to running row i."""
 
     def __init__(self, model: Any, config: HFConfig, device: torch.device) -> None:
         self._model, self._config, self._device = model, config, device
@@ -222,20 +224,20 @@ class _Decoding:
         self._num_full = self._longest = 0
 
     def add(self, rows: Sequence[_Row], outbox: deque[Sample]) -> None:
-        """Further rows, which join when there is room; `outbox` is where their samples go."""
+        """Add rows, which join when there is room; `outbox` receives their samples."""
         for row in rows:
             row.outbox = outbox
         self._waiting.extend(rows)
 
     def remove(self, rows: Sequence[_Row]) -> None:
-        """Forget these rows, finished or not."""
+        """Remove these rows, finished or not."""
         gone = set(rows)
         self._waiting = deque(row for row in self._waiting if row not in gone)
         if places := {place for place, row in enumerate(self._rows) if row in gone}:
             self._leave(places)
 
     def follow(self, num_loads: int, version: int) -> None:
-        """After new weights forget keys and values; what was in flight is read again, response so far included."""
+        """After new weights, drop the KV cache and prefill the running rows again, including their responses."""
         if self._num_loads not in (-1, num_loads):
             self._waiting.extendleft(reversed(self._rows))
             self._rows, self._cache = [], KeyValueCache()
@@ -247,7 +249,7 @@ class _Decoding:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[_Row, FinishReason]]:
-        """One pass of the model: the first token of rows that join, else the next token of all; returns the finished."""
+        """Run one pass: the first token of joining rows, else the next token of all; return the finished rows."""
         first = len(self._rows)
         if joining := self._join():
             logits = self._prefill(joining, first)
@@ -268,7 +270,7 @@ class _Decoding:
         return finished
 
     def _join(self) -> list[_Row]:
-        """Take waiting rows while there is room for what they may become, one pass of prompt tokens at most."""
+        """Return waiting rows for which there is room at their full length, at most one pass of prompt tokens."""
         self._joining = self._joining or len(self._rows) < _REFILL_BELOW * self._num_full
         longest = max((row.capacity for row in self._rows), default=0) if self._joining else 0
         joining: list[_Row] = []
@@ -289,7 +291,7 @@ class _Decoding:
         return joining
 
     def _prefill(self, joining: Sequence[_Row], first: int) -> Tensor:
-        """[n, V] logits after each row's sequence; rows with the same one share its pass."""
+        """Return [n, V] logits after each row's sequence; equal sequences are computed once."""
         sequences = [_sequence(row) for row in joining]
         number = {sequence: i for i, sequence in enumerate(dict.fromkeys(sequences))}
         which = [number[sequence] for sequence in sequences]
@@ -301,14 +303,14 @@ class _Decoding:
         return logits[torch.tensor(which, device=self._device)]
 
     def _decode(self) -> Tensor:
-        """[n, V] logits after the newest token of each row."""
+        """Return [n, V] logits after the newest token of each row."""
         positions = [row.length - 1 for row in self._rows]
         self._cache.reserve(len(self._rows), max(positions) + 1, limit=self._longest)
         input_ids = torch.tensor([row.token_ids[-1:] for row in self._rows], device=self._device)
         return _logits(self._model, input_ids, Decode(self._cache, positions, self._device))[:, 0]
 
     def _leave(self, places: set[int]) -> None:
-        """The last rows fill the places of the finished ones."""
+        """Remove rows and move the last ones to their places."""
         num_left = len(self._rows) - len(places)
         targets = sorted(place for place in places if place < num_left)
         sources = [place for place in range(num_left, len(self._rows)) if place not in places]
@@ -332,7 +334,7 @@ def _logits(model: Any, input_ids: Tensor, step: Prefill | Decode, **options: An
 
 @torch.inference_mode()
 def _cached_logits(model: Any, samples: Sequence[Tensor]) -> Tensor:
-    """Return [T, V] logits of all samples; the last tokens of each are computed one by one, as when decoding."""
+    """Return [T, V] logits of all samples; the last tokens of each are decoded one by one."""
     device, lengths = samples[0].device, [len(sample) - _NUM_DECODED for sample in samples]
     store = KeyValueCache()
     longest = max(lengths) + _NUM_DECODED
@@ -350,10 +352,10 @@ def _cached_logits(model: Any, samples: Sequence[Tensor]) -> Tensor:
 
 
 def _use_cached_attention(model: Any) -> None:
-    """Switch the model to the cached attention, and compare it with the model's own on a few tokens.
+    """Switch the model to the cached attention and compare it with the model's own on a few tokens.
 
     Raises:
-        ModelError: the family keeps state elsewhere, or its attention means something else.
+        ModelError: the family keeps state elsewhere or has an unsupported attention.
     """
 
     def refuse(reason: str) -> ModelError:

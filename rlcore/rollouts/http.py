@@ -1,6 +1,6 @@
-"""JSON over HTTP with the standard library, to a server of an engine or of rewards that runs already.
+"""JSON over HTTP with the standard library, to a running server of an engine or of rewards.
 
-`call` blocks, `acall` is for many requests at once; both end at a deadline. No proxies: an engine is a neighbour.
+`call` blocks, `acall` is for many concurrent requests; both have a deadline. Proxies are not used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
 
 
 class _Received(io.BytesIO):
-    """Bytes where http.client wants a socket to read from."""
+    """Received bytes, in place of the socket from which http.client reads."""
 
     def makefile(self, *_: object) -> _Received:
         return self
 
 
 class BadAnswer(InfrastructureError):
-    """The server answered with an error; `status` is HTTP's."""
+    """The server answered with an error; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -36,23 +36,24 @@ class BadAnswer(InfrastructureError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is. Example: Server("http://localhost:30000", engine="SGLang", timeout_s=600)"""
+    """A server. Example: Server("http://localhost:30000", engine="SGLang", timeout_s=600)"""
 
     url: str
     engine: str
-    """Its name, for errors."""
+    """Name of the engine, for errors."""
     timeout_s: float
-    """For any one answer."""
+    """Time limit of each answer, in seconds."""
     start: str = ""
-    """The line that starts it, for errors."""
+    """Command that starts the server, for errors."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with every request, such as {"Authorization": "Bearer …"}."""
+    """Headers of every request, such as {"Authorization": "Bearer …"}."""
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """The decoded answer.
+        """Send a request and return the decoded answer.
 
         Raises:
-            InfrastructureError: nobody answers; a BadAnswer where the answer is an error.
+            InfrastructureError: no server answers.
+            BadAnswer: the answer is an error.
             DeadlineExceeded: no answer in time.
         """
         parts = urlsplit(self.url)
@@ -64,13 +65,13 @@ class Server:
             return self._decoded(path, connection.getresponse())
 
     async def acall(self, path: str, body: Any) -> Any:
-        """`call` with POST."""
+        """Send a POST request asynchronously, like `call`."""
         with self._told(path):
             async with asyncio.timeout(self.timeout_s):
                 return self._decoded(path, await self._post(path, json.dumps(body).encode()))
 
     async def _post(self, path: str, body: bytes) -> http.client.HTTPResponse:
-        """The answer. In HTTP/1.0 its end is the end of the connection."""
+        """Return the response; HTTP/1.0 ends it by closing the connection."""
         parts = urlsplit(self.url)
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
@@ -91,7 +92,7 @@ class Server:
         return response
 
     def _decoded(self, path: str, response: http.client.HTTPResponse) -> Any:
-        """What it says; an answer that broke off is an error of http.client's or ValueError."""
+        """Return the decoded content; a truncated answer raises an error of http.client or ValueError."""
         status, content = response.status, response.read()
         if status != 200:
             text = content.decode(errors="replace").strip()[:500]
@@ -104,11 +105,11 @@ class Server:
         except ValueError:
             if response.headers.get_content_subtype() == "json":
                 raise
-            return content.decode(errors="replace")  # some say yes in plain text
+            return content.decode(errors="replace")  # some servers confirm in plain text
 
     @contextlib.contextmanager
     def _told(self, path: str) -> Iterator[None]:
-        """What goes wrong on the way, as errors that say what to do."""
+        """Convert errors of the connection to errors that state what to do."""
         try:
             yield
         except TimeoutError as error:
@@ -118,13 +119,13 @@ class Server:
             ) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise InfrastructureError(
-                f"no whole answer from a {self.engine} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
-                f"Start it, or start it again:  {self.start or 'see the README of the plugin'}"
+                f"incomplete response from the {self.engine} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
+                f"Start or restart it:  {self.start or 'see the README of the plugin'}"
             ) from error
 
 
 def bearer(variable: str) -> dict[str, str]:
-    """The header with the key that this environment variable holds; none where no variable is named."""
+    """Return the header with the key in this environment variable; empty without a variable."""
     if variable and not os.environ.get(variable):
         raise ConfigError(f"api_key_variable={variable}: this variable is not set\nType  export {variable}=KEY")
     return {"Authorization": f"Bearer {os.environ[variable]}"} if variable else {}

@@ -1,8 +1,8 @@
-"""Draw tokens from logits: pure functions from tensors to tensors. Called by the `hf` engine for each step of decoding.
+"""Sample tokens from logits with pure functions on tensors. The `hf` engine calls them in each decoding step.
 
-A token is the inverse of the cumulative distribution at one uniform number, and that number is a hash of the request's
-seed and the token's absolute position. So a response depends on seed, prompt and weights, not on its neighbours in the
-batch, and a response that was cut off goes on as it would have when its tokens become part of the prompt.
+A token is the inverse of the cumulative distribution at a uniform number, which is a hash of the request's seed and the
+token's absolute position. So a response depends on seed, prompt and weights, but not on the rest of the batch, and an
+interrupted response continues unchanged if its tokens become part of the prompt.
 Shapes: n rows, V vocabulary.
 """
 
@@ -23,10 +23,10 @@ _COLUMNS = ("seeds", "temperature", "greedy", "top_k", "top_p", "min_p")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingArrays:
-    """What n requests ask for, one entry per row."""
+    """Sampling parameters of n requests, one entry per row."""
 
     seeds: Tensor
-    """[n] int64; any integer seed modulo 2**64."""
+    """[n] int64; integer seeds modulo 2**64."""
     temperature: Tensor
     """[n] float32, 1 for greedy rows."""
     greedy: Tensor
@@ -40,12 +40,12 @@ class SamplingArrays:
 
     any_greedy: bool
     any_sorted: bool
-    """Some row asks for top-k or top-p."""
+    """True if any row uses top-k or top-p."""
     any_min_p: bool
 
     @classmethod
     def of(cls, requests: Sequence[Request], device: torch.device | str = "cpu") -> SamplingArrays:
-        """The arrays of these requests, on `device`."""
+        """Build the arrays of these requests on `device`."""
         asked = [request.sampling for request in requests]
         return cls(
             seeds=torch.tensor([_signed(request.seed) for request in requests], dtype=torch.int64, device=device),
@@ -60,15 +60,16 @@ class SamplingArrays:
         )
 
     def rows(self, start: int, stop: int) -> SamplingArrays:
-        """The rows start:stop."""
+        """Return rows start:stop."""
         columns = {name: getattr(self, name)[start:stop] for name in _COLUMNS}
         return replace(self, **columns)
 
 
 def draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids [n] and their log-probs [n] float32, from logits [n, V]; `positions` [n] are those of the new tokens.
+    """Sample token ids [n] and return them with log-probs [n] float32.
 
-    The log-prob is that under softmax(logits / temperature), before any truncation.
+    `logits` are [n, V], `positions` [n] those of the new tokens. The log-prob is taken under
+    softmax(logits / temperature), before top-k, top-p and min-p.
     """
     num_rows, num_tokens = logits.shape
     chunk = max(1, _CHUNK_VALUES // num_tokens)
@@ -87,25 +88,25 @@ def _draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor) -> tuple[Te
 
 
 def probabilities(logits: Tensor, arrays: SamplingArrays) -> Tensor:
-    """[n, V] float32: the distribution that each row is drawn from.
+    """Return [n, V] float32, the distribution from which each row is sampled.
 
-    In this order: temperature; the k most likely tokens; of these the smallest set that holds top_p of their
-    probability; of these the ones with at least min_p of the largest probability. Ties go to the lower id, and a
-    greedy row is certain of its most likely token.
+    It applies, in this order: temperature; the k most likely tokens; of these, the smallest set with top_p of their
+    probability; of these, the ones with at least min_p of the largest probability. Ties go to the lower id. A greedy
+    row gives its most likely token probability 1.
     """
     return _truncated(_log_softmax(logits, arrays), arrays)
 
 
 def invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """[n] the first index at which `cumulative` [n, V] exceeds uniform · total: never one of probability 0."""
+    """Return [n] first indices at which `cumulative` [n, V] exceeds uniform · total, never of probability 0."""
     total = cumulative[:, -1]
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1)
-    return index.clamp_(max=cumulative.shape[-1] - 1)  # only NaN goes beyond, and the engine reports it
+    return index.clamp_(max=cumulative.shape[-1] - 1)  # only NaN exceeds it, and the engine reports that
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
-    """[n] float64 in [0, 1): the upper 53 bits of splitmix64(splitmix64(seed) + position · golden ratio)."""
+    """Return [n] float64 in [0, 1): the upper 53 bits of splitmix64(splitmix64(seed) + position · golden ratio)."""
     bits = _mix(_mix(seeds + _GOLDEN) + positions * _GOLDEN)
     return _shift_right(bits, 11).double() * 2.0**-53
 
@@ -129,7 +130,7 @@ def _truncated(log_probs: Tensor, arrays: SamplingArrays) -> Tensor:
 
 
 def _most_likely(probs: Tensor, arrays: SamplingArrays) -> Tensor:
-    """[n, V] bool: the tokens that top-k and top-p keep."""
+    """Return [n, V] bool: the tokens kept by top-k and top-p."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
     among_k = (rank < arrays.top_k[:, None]) | (arrays.top_k == 0)[:, None]
@@ -141,7 +142,7 @@ def _most_likely(probs: Tensor, arrays: SamplingArrays) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same lowest 64 bits."""
+    """Return the int64 with the same lowest 64 bits."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -157,5 +158,5 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def _shift_right(state: Tensor, bits: int) -> Tensor:
-    """A logical shift: torch's keeps the sign."""
+    """Shift logically to the right; torch's shift keeps the sign."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)

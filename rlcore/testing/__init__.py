@@ -1,6 +1,6 @@
-"""For authors of plugins: a contract suite for each kind, and fakes.
+"""Contract suites for each kind of plugin, and fakes, for authors of plugins.
 
-A suite is a class of pytest tests about what the core relies on. A subclass says how to make the plugin:
+A suite is a class of pytest tests for the behaviour on which the core relies. A subclass creates the plugin:
 
     from rlcore.testing import RolloutContract
 
@@ -8,8 +8,8 @@ A suite is a class of pytest tests about what the core relies on. A subclass say
         def make(self, model, context):
             return MyEngine(MyConfig(), model=model, context=context)
 
-The suites need pytest; the fakes do not. Nothing is imported before it is asked for. Besides: `rlcore.testing.training`
-compares the ranks of a backend with `local`, and `rlcore.testing.runs` makes small runs.
+The suites need pytest; the fakes do not. Names are imported on first use. In addition, `rlcore.testing.training`
+compares the ranks of a backend with `local`, and `rlcore.testing.runs` configures small runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the core relies on in an algorithm. Its roles are `FakeRoles`, so no model runs.
+"""Contract of an algorithm. Its roles are `FakeRoles`, so no model runs.
 
 Shapes: T tokens.
 """
@@ -27,10 +27,10 @@ class AlgorithmContract:
     """Override `make`; write one subclass for each configuration that changes the data flow or the loss."""
 
     keeps_every_sample = True
-    """False for an algorithm that leaves some out on purpose, such as best of n."""
+    """False for an algorithm that drops some on purpose, such as best of n."""
 
     def make(self) -> Algorithm:
-        """A new instance, always with the same settings."""
+        """Return a new instance, always with the same settings."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
     def test_no_optional_member_is_misspelt(self) -> None:
@@ -49,7 +49,7 @@ class AlgorithmContract:
         equal(
             sorted(promised - {*experience.columns}),
             [],
-            "the planner believes writes() and reads(); these are not there",
+            "the planner relies on writes() and reads(); these columns are missing",
         )
 
     def test_collect_keeps_every_sample_with_its_own_tokens(self) -> None:
@@ -147,32 +147,32 @@ class AlgorithmContract:
         equal(resumed.state_dict(), algorithm.state_dict(), "after the same steps the state is the same")
 
     def better(self, experience: Batch) -> Tensor:
-        """[B] bool, the samples that must become likelier than the others, or than they were if there are no others."""
+        """Return [B] bool: samples that must become likelier than the others, or than before if there are no others."""
         return experience.fetch("reward") > 0  # type: ignore[no-any-return]
 
     def collected(
         self, algorithm: Algorithm | None = None, *, keep_scored: bool = True
     ) -> tuple[Algorithm, FakeRoles, Batch]:
-        """An instance, its roles, and its experience from four prompts."""
+        """Return an instance, its roles and its experience from four prompts."""
         algorithm = algorithm or self.make()
         roles, prompts = self.roles_and_prompts(algorithm, keep_scored=keep_scored)
         return algorithm, roles, algorithm.collect(roles, prompts)
 
     def roles_and_prompts(self, algorithm: Algorithm, *, keep_scored: bool = True) -> tuple[FakeRoles, Batch]:
-        """Fakes of the roles that it asks for, and four prompts."""
+        """Return fakes of the requested roles, and four prompts."""
         roles = FakeRoles([role.name for role in algorithm.roles()], keep_scored=keep_scored)
         rows = {"prompt_id": [8, 5, 9, 2], "group_id": [0, 1, 2, 3], "seed": [11, 12, 13, 14]}
         prompts = Batch.of(lengths=[3, 1, 4, 2], tokens={"input_ids": list(range(3, 13))}, rows=rows)
         return roles, BatchRef.publish(prompts, roles.store)
 
     def step(self, algorithm: Algorithm) -> list[list[int]]:
-        """Sample ids of each mini-batch of the actor in one step."""
+        """Run one step; return the sample ids of each mini-batch of the actor."""
         _, roles, experience = self.collected(algorithm)
         algorithm.update(roles, experience)
         return [mini.fetch("sample_id").tolist() for mini, _ in roles.actor.updates]
 
     def losses(self) -> list[tuple[str, Batch, Loss]]:
-        """For each trained role: what travels to its loss, and the loss. The actor is the first."""
+        """Return (role, batch for its loss, loss) of each trained role, the actor first."""
         algorithm, _, experience = self.collected()
         found = []
         for role, columns in sorted(algorithm.reads().items()):
@@ -183,18 +183,18 @@ class AlgorithmContract:
 
 
 def other(column: Tensor) -> Tensor:
-    """Other values of the same type."""
+    """Return different values of the same dtype."""
     return ~column if column.dtype == torch.bool else column + 3
 
 
 def by_sample(batch: Batch) -> list[tuple[int, list[int]]]:
-    """(sample id, its tokens), in the order of the ids."""
+    """Return (sample id, tokens) in order of the ids."""
     parts = zip(batch["sample_id"].tolist(), batch["input_ids"].split(batch.lengths.tolist()))
     return sorted((number, ids.tolist()) for number, ids in parts)
 
 
 def outputs(batch: Batch, *, outside: float = 0.0, shift: float = 0.0) -> TokenOutputs:
-    """What a model near the old policy says; leaves of a graph."""
+    """Return outputs of a model close to the old policy, as leaves of a graph."""
     known = [name for name in ("old_log_probs", "rollout_log_probs") if name in batch]
     old = batch[known[0]] if known else torch.where(batch["loss_mask"], -1.0, 0.0)
     new = torch.where(batch["loss_mask"], old + torch.sin(torch.arange(len(old)) * 1.7) / 20 + shift, outside)
@@ -205,7 +205,7 @@ def outputs(batch: Batch, *, outside: float = 0.0, shift: float = 0.0) -> TokenO
 def gradient(
     loss: Loss, batch: Batch, parts: Sequence[Sequence[int]] | None = None, *, outside: float = 0.0, shift: float = 0.0
 ) -> Tensor:
-    """[T] gradient of the averaged loss for log-probs and values; the batch is cut into `parts`."""
+    """Return the [T] gradient of the averaged loss for log-probs and values, with the batch split into `parts`."""
     out = outputs(batch, outside=outside, shift=shift)
     columns = {"log_probs": out.log_probs, "entropy": out.entropy, "values": out.values}
     whole = Batch.of(lengths=batch.lengths, tokens=columns)

@@ -2,9 +2,9 @@
 
     from rlcore.testing.assets import assets, each_assets
 
-Both give a folder with models/stories260k, a small Llama, and data/gsm8k/{train,test}.jsonl, word problems. The ones in
-`assets` are made on the spot and kept in rlcore's cache. `each_assets` also has the pretrained model and the original
-GSM8K where RLCORE_TEST_ASSETS (or the folder `shared` beside the checkout) holds them.
+Both return a folder with models/stories260k, a small Llama, and data/gsm8k/{train,test}.jsonl, word problems. Those in
+`assets` are generated and kept in rlcore's cache. `each_assets` also has the pretrained model and the original GSM8K if
+RLCORE_TEST_ASSETS (or the folder `shared` next to the checkout) holds them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROBLEMS = {"train": 200, "test": 50}
 
 
 def made_assets() -> Path:
-    """Return the folder with the generated assets, made first if no test run has needed them yet."""
+    """Return the folder with the generated assets, created if missing."""
     sources = [Path(str(path)).read_bytes() for path in (__file__, story_model.__file__, texts.__file__)]
     key = hashlib.sha256(b"".join(sources)).hexdigest()[:12]  # any change of the recipe makes new assets
     return make_once(cache_directory() / f"test-assets-{key}", _make)
@@ -44,18 +44,18 @@ def _make(directory: Path) -> None:
 
 
 def real_assets() -> Path | None:
-    """Return the folder with the pretrained model and the original data, or None where there is none."""
+    """Return the folder with the pretrained model and the original data, or None."""
     folder = Path(os.environ.get("RLCORE_TEST_ASSETS") or Path(rlcore.__file__).parents[2] / "shared")
     return folder if (folder / "models" / "stories260k").is_dir() and (folder / "data" / "gsm8k").is_dir() else None
 
 
 @pytest.fixture(scope="session")
 def assets() -> Path:
-    """Folder with the generated model and data."""
+    """Return the folder with the generated model and data."""
     return made_assets()
 
 
 @pytest.fixture(scope="session", params=["made", "real"] if real_assets() else ["made"])
 def each_assets(request: pytest.FixtureRequest) -> Path | None:
-    """Folder with the generated model and data; a second time, if present, with the pretrained model and GSM8K."""
+    """Return the folder with the generated assets and, if present, the one with the pretrained model and GSM8K."""
     return real_assets() if request.param == "real" else made_assets()

@@ -1,4 +1,4 @@
-"""What the core relies on in a training backend, at world size 1; ranks are compared with `local` in the plugin's tests."""
+"""Contract of a training backend at world size 1; the plugin's own tests compare ranks with `local`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlcore.testing.model import UsesModel, plain_model
 from rlcore.types import Mean, Metrics, TokenOutputs
 
 _LIKE_SGD = OptimizerConfig(lr=0.05, eps=1.0, clip_grad_norm=0.0)
-"""With so large an eps AdamW's first step is proportional to the gradient, so equal gradients are equal weights."""
+"""With this large eps AdamW's first step is proportional to the gradient, so equal gradients give equal weights."""
 
 
 class BackendContract(UsesModel):
     """Override `make`."""
 
     def make(self, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext) -> Backend:
-        """A new backend."""
+        """Return a new backend."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self, model, optimizer, context)")
 
     def new(
@@ -100,7 +100,7 @@ class BackendContract(UsesModel):
         assert first > 0 and abs(second / first - 1) < 1e-3, f"step() clears the gradient; norms {first} and {second}"
         warm = self.new(model_path, OptimizerConfig(lr=0.1, warmup_steps=2, schedule="linear"), total_steps=4)
         rates = [round(self.train(warm)["lr"].value, 6) for _ in range(4)]
-        # warm-up 1/2 and 2/2 of 0.1; then on a line from 0.1 to 0.01 over the two steps left
+        # warm-up 1/2 and 2/2 of 0.1; then linear from 0.1 to 0.01 over the two remaining steps
         equal(rates, [0.05, 0.1, 0.1, 0.055], "lr follows the schedule over context.total_steps=4")
 
     def test_the_gradient_is_clipped_to_its_norm(self, model_path: str) -> None:
@@ -193,7 +193,7 @@ class BackendContract(UsesModel):
         self.near(frozen, trained, "the reference (trained=False) says what the policy says at the start")
 
     def batch(self) -> Batch:
-        """Six rows of 2 to 9 tokens on the device; row 4 has no loss token, row 5 one at its very start."""
+        """Return six rows of 2 to 9 tokens on the device; row 4 has no loss token, row 5 has one at its first token."""
         lengths = [5, 9, 3, 7, 4, 2]
         first = [2, 4, 1, 3, 4, 0]
         input_ids = torch.tensor([3 + (7 * i + i * i) % 37 for i in range(sum(lengths))])
@@ -202,31 +202,31 @@ class BackendContract(UsesModel):
         return Batch.of(lengths=lengths, tokens={"input_ids": input_ids, "loss_mask": mask}, rows=rows).to(self.device)
 
     def log_probs(self, backend: Backend) -> Batch:
-        """Those of the batch, as its column `x`."""
+        """Return the log-probs of the batch as column `x`."""
         found = on_cpu(backend.forward(self.batch(), temperature=1.0).log_probs)
         return Batch.of(lengths=self.batch().lengths, tokens={"x": found})
 
     def train(self, backend: Backend) -> Metrics:
-        """One step on the batch."""
+        """Train one step on the batch."""
         backend.forward_backward(self.batch(), likelihood, temperature=1.0)
         return backend.step()
 
     def near(self, found: Tensor | None, wanted: Tensor, rule: str) -> None:
-        """Fail with `rule` unless both are the same up to the tolerance."""
+        """Fail with `rule` unless both are equal within the tolerance."""
         equal(on_cpu(found).shape, wanted.shape, f"{rule}; shapes")
         gap = float((on_cpu(found) - wanted).abs().max())
         assert gap <= self.tolerance, f"{rule}; differs by up to {gap:.3g}, allowed {self.tolerance}"
 
 
 def likelihood(out: TokenOutputs, batch: Batch) -> tuple[Tensor, Metrics]:
-    """Minus the sum of the log-probs, weighted by row so that rows cannot be confused."""
+    """Return minus the sum of the log-probs, weighted by row so that rows cannot be confused."""
     assert out.log_probs is not None, "a backend with head='token' gives log_probs"
     weight = (1.0 + batch["sample_id"]).repeat_interleave(batch.lengths.to(batch.device))
     return -(out.log_probs * weight * batch["loss_mask"]).sum() / 20, {}
 
 
 def square_error(out: TokenOutputs, batch: Batch) -> tuple[Tensor, Metrics]:
-    """Of values that ought to be 1."""
+    """Return the squared error of values with target 1."""
     assert out.values is not None, "a backend with head='value' gives values"
     return (out.values - 1.0).square().sum(), {}
 
@@ -237,14 +237,14 @@ def on_cpu(tensor: Tensor | None) -> Tensor:
 
 
 def flat(backend: Backend) -> Tensor:
-    """All weights in one vector, a copy, in the order of their names."""
+    """Return a copy of all weights in one vector, in order of their names."""
     named = {name: on_cpu(tensor).reshape(-1) for name, tensor in backend.weights()}
     return torch.cat([named[name] for name in sorted(named)])
 
 
 @torch.no_grad()
 def plain_outputs(path: str, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropy row by row from the plain model, zero outside the mask and for the first token of a row."""
+    """Return log-probs and entropy of the plain model, zero outside the mask and for the first token of a row."""
     log_probs, entropy = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
     for start, length in zip(batch.offsets().tolist(), batch.lengths.tolist()):
         ids, mask = (batch[name][start : start + length].cpu() for name in ("input_ids", "loss_mask"))

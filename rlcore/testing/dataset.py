@@ -1,4 +1,4 @@
-"""What the core relies on in a data set."""
+"""Contract of a data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class DatasetContract:
     """Override `make`."""
 
     def make(self) -> Dataset:
-        """A new instance over the same source with at least two rows."""
+        """Return a new instance over the same source, with at least two rows."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
     def test_no_optional_member_is_misspelt(self) -> None:

@@ -1,4 +1,4 @@
-"""What the core relies on in a dispatch mode."""
+"""Contract of a dispatch mode."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _GRIDS = [
 
 
 class DispatchContract:
-    """Override `make`, and `call` where the mode wants other arguments than a batch and a number."""
+    """Override `make`, and `call` if the mode needs arguments other than a batch and a number."""
 
     def make(self) -> Dispatch:
-        """The mode."""
+        """Return the mode."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
     def call(self, meshes: Sequence[Mesh], num_rows: int = 5) -> Call:
-        """A call that the mode can split over these ranks."""
+        """Return a call that the mode can split over these ranks."""
         return Call((rows(num_rows),), {"temperature": 0.7})
 
     def answer(self, call: Call, mesh: Mesh) -> Any:
-        """What a worker's method returns."""
+        """Return the result of a worker's method."""
         return f"rank {mesh.rank}"
 
     def test_every_rank_gets_a_call_or_none(self) -> None:
@@ -60,7 +60,7 @@ class DispatchContract:
 
 
 class RowDispatchContract(DispatchContract):
-    """For modes that split batches by rows. `metrics` is true when the results are metrics, else they are batches."""
+    """Contract of a mode that splits batches by rows. Results are metrics if `metrics`, else batches."""
 
     metrics = False
 
@@ -99,13 +99,13 @@ class RowDispatchContract(DispatchContract):
 
 
 def rows(number: int) -> Batch:
-    """Rows that know their numbers, of 1, 2, 1, 2, … tokens."""
+    """Return rows with their numbers in the column `row`, of 1, 2, 1, 2, … tokens."""
     lengths = [1 + i % 2 for i in range(number)]
     ids = torch.arange(sum(lengths))
     return Batch.of(lengths=lengths, tokens={"input_ids": ids}, rows={"row": torch.arange(number)})
 
 
 def show(call: Call) -> str:
-    """Everything that a call holds, as text."""
+    """Format all arguments of a call."""
     plain = [one["row"].tolist() if isinstance(one, Batch) else one for one in (*call.args, *call.kwargs.values())]
     return f"{plain} {sorted(call.kwargs)}"

@@ -1,4 +1,4 @@
-"""What the core relies on in an environment."""
+"""Contract of an environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ODD = (
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """What an environment said in one episode."""
+    """Messages and rewards of an environment in one episode."""
 
     first: Sequence[Message]
     steps: list[Sequence[Message]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Played:
 
 
 class EnvironmentContract:
-    """Override `make`, and give examples: a row, what the model writes turn by turn, and the reward of the episode.
+    """Override `make`, and give examples: a row, the model's response in each turn, and the reward of the episode.
 
     Example:
         class TestMine(EnvironmentContract):
@@ -57,7 +57,7 @@ class EnvironmentContract:
     step_timeout_s: float = 10.0
 
     def make(self) -> Any:
-        """A new environment, for one episode."""
+        """Return a new environment, for one episode."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
     def test_no_optional_member_is_misspelt(self) -> None:
@@ -112,11 +112,11 @@ class EnvironmentContract:
                 get_json_schema(tool)
 
     def episodes(self) -> list[tuple[Mapping[str, Any], Sequence[str], float | None]]:
-        """The examples, with what every row has."""
+        """Return the examples with the columns that every row has."""
         return [({"prompt": "?", "prompt_id": 0, **row}, texts, reward) for row, texts, reward in self.examples]
 
     def play(self, row: Mapping[str, Any], texts: Sequence[str], *, last: bool = False) -> Played:
-        """One episode in which the model writes these texts, the last of them with `completion.last` if asked."""
+        """Play an episode with these responses; `last` sets `completion.last` for the final one."""
 
         found: Played = self.run(self._play(row, texts, last))
         return found
@@ -126,7 +126,7 @@ class EnvironmentContract:
         return f"no answer within {self.step_timeout_s:g} s a step: await what is slow, so that other episodes go on"
 
     def run(self, play: Coroutine[Any, Any, Any]) -> Any:
-        """In a thread of its own, as a step that blocks cannot be ended."""
+        """Run in a separate thread, because a blocking step cannot be cancelled."""
         told: list[Any] = []
 
         def target() -> None:

@@ -1,4 +1,4 @@
-"""Assertions whose failure says what the protocol asks for; pytest does not rewrite those of installed packages."""
+"""Assertions that state the protocol's rule; pytest does not rewrite assertions of installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def equal(found: object, wanted: object, rule: str) -> None:
 
 @contextmanager
 def raises(rule: str, kind: type[Exception] = Exception) -> Iterator[list[Exception]]:
-    """Fail with `rule` unless the block raises a `kind`, which is then in the list."""
+    """Fail with `rule` unless the block raises a `kind`, which is added to the list."""
     caught: list[Exception] = []
     try:
         yield caught
@@ -29,7 +29,7 @@ def raises(rule: str, kind: type[Exception] = Exception) -> Iterator[list[Except
 
 @contextmanager
 def allowed(rule: str) -> Iterator[None]:
-    """Fail with `rule` when the block raises."""
+    """Fail with `rule` if the block raises."""
     try:
         yield
     except Exception as error:
@@ -37,6 +37,6 @@ def allowed(rule: str) -> Iterator[None]:
 
 
 def well_spelt(kind: str, plugin: object) -> None:
-    """Fail when a member of a plugin is nearly an optional member of its kind."""
+    """Fail if a member of a plugin is close to an optional member of its kind."""
     found = misspellings(kind, plugin)
     assert not found, f"the core ignores members that it does not know: {' '.join(found)}"

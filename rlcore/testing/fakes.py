@@ -28,27 +28,28 @@ from rlcore.types import Counts, Mean, Mesh, Metrics, Request, Sample, Sampling
 
 _HANG_S = 3600.0
 _FURTHER = {"prompt_id": 100, "group_id": 1000, "seed": 10000}
-"""Where the numbers of further prompts begin."""
+"""First numbers of further prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeConfig:
-    """What the engine answers, in which order, and what goes wrong."""
+    """Responses of the engine, their order, and faults."""
 
     answers: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    """Prompt ids as text, "5 9", to the answers that its seeds choose from (seed modulo their number); an end token is
-    put after each. Any other prompt gets tokens that follow from prompt and seed."""
+    """Prompt ids as text, "5 9", -> responses, chosen by seed modulo their number, to which an end token is added. Any
+    other prompt gets tokens derived from prompt and seed."""
     order: Literal["asked", "reversed", "shortest"] = "asked"
-    """In which order the samples of a call finish."""
+    """Order in which the samples of a call finish."""
     fault: Literal["none", "raise", "die", "hang", "late"] = "none"
-    """raise: InfrastructureError; die: the process ends; hang: nothing comes for an hour; late: it comes after `late_s`."""
+    """raise: InfrastructureError; die: the process ends; hang: no sample for an hour; late: after `late_s`."""
     fault_after: int = 0
     """Samples that this engine yields before the fault, over all calls."""
     late_s: float = 0.1
+    """Delay of the fault "late", in seconds."""
 
 
 class FakeRollout:
-    """An engine that runs no model. Of the model's directory it reads sizes, names of weights and the tokenizer."""
+    """An engine without a model. It reads only sizes, names of weights and the tokenizer from the model's directory."""
 
     Config = FakeConfig
 
@@ -57,7 +58,7 @@ class FakeRollout:
             rank=context.rank, world_size=context.world_size, dp_rank=context.rank, dp_size=context.world_size
         )
         self.requests: list[Request] = []
-        """Everything that was asked of this engine."""
+        """All requests to this engine."""
         self.version = 0
         self._config, self._path = config, model.path
         directory = check_directory(model.path)
@@ -95,20 +96,20 @@ class FakeRollout:
             await asyncio.sleep(0)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Look at names and shapes; a model with tied embeddings may leave the head out or send it."""
-        self._unusable = f"the loading of version {version} did not end"
+        """Check names and shapes; with tied embeddings, the head is optional."""
+        self._unusable = f"loading version {version} did not finish"
         missing = dict(self._shapes)
         for name, tensor in weights:
             if self._shapes.get(name, tuple(tensor.shape) if name == "lm_head.weight" else None) != tuple(tensor.shape):
                 raise ModelError(f"weight '{name}' {tuple(tensor.shape)} is unknown\nGive both sides one model.path.")
             missing.pop(name, None)
         if missing:
-            raise ModelError(f"{len(missing)} weights did not come, the first is '{next(iter(missing))}'\nSend all.")
+            raise ModelError(f"{len(missing)} weights are missing, the first is '{next(iter(missing))}'\nSend all.")
         self.version, self._unusable = version, ""
 
     @staticmethod
     def takes_turns(config: FakeConfig) -> bool:
-        """It has nothing on a device."""
+        """Return True: it uses no device."""
         return True
 
     def sleep(self) -> None:
@@ -178,12 +179,12 @@ def _weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _hash(*numbers: int) -> int:
-    """The same in every process, unlike hash()."""
+    """Return a hash that is equal in every process, unlike hash()."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=6).digest(), "big")
 
 
 class FakeStore:
-    """Columns as they would lie in workers; counts what is brought to the controller."""
+    """Columns that stand for those in workers; counts fetches to the controller."""
 
     def __init__(self) -> None:
         self.num_far_reads = 0
@@ -198,14 +199,14 @@ class FakeStore:
 
 
 class FakeGroup:
-    """A role without processes: what it answers follows from the tokens; what it is asked to train on is kept."""
+    """A role without processes; its results are derived from the tokens, and `updates` records the training calls."""
 
     dp_size = 2
 
     def __init__(self, name: str, store: FakeStore) -> None:
         self.updates: list[tuple[Batch, Counts]] = []
         self.skipped = 0.0
-        """Share of updates that answer with a gradient that was not finite."""
+        """Fraction of updates that report a non-finite gradient."""
         self.update = _Update(self)
         self._name, self._store = name, store
 
@@ -216,15 +217,15 @@ class FakeGroup:
         return self.apply(_values, batch)
 
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
-        """As of the rollout; made-up responses, whatever the sampling."""
+        """Return made-up responses, independent of `sampling`, like the rollout."""
         return self.apply(_sampled, prompts, samples_per_prompt=samples_per_prompt)
 
     def score(self, samples: Batch) -> Batch:
-        """As of the reward: the first of four samples scores 1, the others 0."""
+        """Score the first of four samples 1 and the others 0, like the reward."""
         return self.apply(_scored, samples)
 
     def apply(self, function: Callable[..., Batch], batch: Batch, **options: Any) -> Batch:
-        """The function next to the data; its columns stay there."""
+        """Run the function where the data is; the columns of the result stay there."""
         reads = self._store.num_far_reads
         result = BatchRef.publish(function(batch.local(), **options), self._store)
         self._store.num_far_reads = reads
@@ -246,7 +247,7 @@ class _Update:
 
 
 class FakeRoles:
-    """What an algorithm's `collect` and `update` work with. Only the roles that it asked for are there.
+    """Roles for `collect` and `update` of an algorithm, only the requested ones.
 
     Every prompt gets four responses, of 1 to 5 tokens; the first of them scores 1, the others 0.
     """
@@ -264,7 +265,7 @@ class FakeRoles:
         self.groups = {name: FakeGroup(name, self.store) for name in (*names, "rollout", "reward")}
         self.sampling = Sampling(max_response_tokens=5)
         self.generated: Batch | None = None
-        """What `generate` or `demonstrations` answered last."""
+        """Last result of `generate` or `demonstrations`."""
         self._keep_scored = keep_scored
         self._num_more = 0
 
@@ -281,11 +282,11 @@ class FakeRoles:
         return getattr(self, name)
 
     def generate(self, prompts: Batch) -> Batch:
-        """Adds the columns of the rollout worker."""
+        """Return made-up responses with the columns of the rollout worker."""
         return self._noted(self.rollout.generate(prompts, self.sampling, self.samples_per_prompt))
 
     def more_prompts(self, count: int) -> Batch:
-        """Prompts of two tokens, other ones at every call."""
+        """Return prompts of two tokens, different ones in each call."""
         self._num_more += count
         numbers = list(range(self._num_more - count, self._num_more))
         rows = {name: [start + number for number in numbers] for name, start in _FURTHER.items()}
@@ -293,12 +294,12 @@ class FakeRoles:
         return BatchRef.publish(Batch.of(lengths=[2] * count, tokens={"input_ids": tokens}, rows=rows), self.store)
 
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
-        """A made-up response for each column; the texts of the data are not looked at."""
+        """Return a made-up response for each column, ignoring the texts of the data."""
         answers = self.rollout.generate(prompts, self.sampling, len(columns))
         return self._noted(answers.drop("rollout_log_probs", "token_version", "policy_version"))
 
     def judge(self, samples: Batch) -> Batch:
-        """What the rewards say, with no row dropped."""
+        """Add rewards and keep every row."""
         scored: Batch = samples | self.reward.score(samples)
         return scored
 
@@ -309,7 +310,7 @@ class FakeRoles:
         return samples
 
     def score(self, samples: Batch) -> Batch:
-        """Rewards; no row is left when `keep_scored` is false, as when every reward failed."""
+        """Add rewards; drop all rows unless `keep_scored`, as if every reward failed."""
         scored = self.judge(samples)
         return scored if self._keep_scored else scored.take([])
 
@@ -352,6 +353,6 @@ def _values(batch: Batch) -> Batch:
 
 
 def _of_tokens(batch: Batch, **columns: Tensor) -> Batch:
-    """Zero outside the mask, as every role's outputs are."""
+    """Return token columns that are zero outside the mask, like the outputs of every role."""
     tokens = {name: torch.where(batch["loss_mask"], column, 0.0) for name, column in columns.items()}
     return Batch.of(lengths=batch.lengths, tokens=tokens)

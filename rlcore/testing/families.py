@@ -1,4 +1,4 @@
-"""Tiny random models of many families, to test a backend or an engine beyond their attention windows."""
+"""Tiny random models of many families, for testing a backend or an engine beyond their attention windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 WINDOW = 8
-"""Tokens of a window or chunk."""
+"""Window or chunk, in tokens."""
 _SIZES = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -57,7 +57,7 @@ PLAIN: Mapping[str, Mapping[str, Any]] = {
 CHUNKED: Mapping[str, Mapping[str, Any]] = {
     "llama4_text": {**_EXPERTS, "intermediate_size_mlp": 48, "attention_chunk_size": WINDOW}
 }
-"""model_type -> settings of a family whose attention is cut into chunks."""
+"""model_type -> settings of a family with chunked attention."""
 
 
 def make_family(model_type: str, **changes: Any) -> Any:

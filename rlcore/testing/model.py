@@ -1,4 +1,4 @@
-"""The small model that the suites of engines and backends use when their author gives none."""
+"""The default small model of the suites for engines and backends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _RECIPE = Recipe(digits=3, warm_steps=20, warm_batch=32, train_prompts=64, eval_
 
 
 class UsesModel:
-    """Gives tests `model_path`; override the fixture to use another model."""
+    """Fixture `model_path` for tests; override it to use another model."""
 
     device = "cpu"
-    """"cuda:0" where the plugin needs it."""
+    """Device of the tests, such as "cuda:0"."""
     tolerance = 2e-4
     """Largest difference of two log-probs that count as equal; about 0.05 for bfloat16."""
 
@@ -28,11 +28,11 @@ class UsesModel:
 
 
 def small_model(directory: Path) -> str:
-    """A model with its tokenizer, made below `directory` unless it is there."""
+    """Return a model with its tokenizer below `directory`, created if missing."""
     return str(prepare(directory / "rlcore-model", _RECIPE).model)
 
 
 @functools.lru_cache(maxsize=2)
 def plain_model(path: str) -> Any:
-    """The model as transformers runs it, in float32 on the CPU: what the suites compare with. Not to be changed."""
+    """Return the model in transformers' implementation, float32 on the CPU, as the reference. Do not modify it."""
     return load_model(path).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Real processes in a real process group (gloo, and NCCL for CUDA tensors): started quickly, watched, and ended at a deadline."""
+"""Processes in a process group (gloo, and NCCL for CUDA tensors), with a deadline."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def start_ranks(
     preload: Sequence[str] = (),
     timeout_s: float = HANG_S,
 ) -> list[BaseProcess]:
-    """Processes that run function(rank, world, directory, *args) and write its result to directory/rank.json.
+    """Start processes that run function(rank, world, directory, *args) and write its result to directory/rank.json.
 
     Args:
-        preload: modules that the server of the processes imports once for all; the first call decides.
-        timeout_s: of one collective; 30 at least.
+        preload: modules that the fork server imports once; only those of the first call count.
+        timeout_s: limit of one collective; at least 30.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED, *preload])
@@ -53,7 +53,7 @@ def run_ranks(
     preload: Sequence[str] = (),
     timeout_s: float = HANG_S,
 ) -> list[Any]:
-    """Their results, which must be JSON, in order of rank; the first failure of a rank ends all of them."""
+    """Run the ranks and return their JSON results in order of rank; the first failure ends all of them."""
     ranks = start_ranks(world, function, directory, *args, preload=preload, timeout_s=timeout_s)
     deadline = time.monotonic() + timeout_s
     try:
@@ -95,7 +95,7 @@ def _rank(
 
 
 def _failure(directory: Path) -> str | None:
-    """The traceback of the rank that failed first; it has the time it needs to write it."""
+    """Return the traceback of the rank that failed first, waiting briefly for it."""
     for _ in range(20):
         texts = sorted(path.read_text() for path in directory.glob("*.failed"))
         if texts:

@@ -1,4 +1,4 @@
-"""What the core relies on in a reward."""
+"""Contract of a reward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ODD = ("", " \n\t", "0" * 3000, "\\frac{1}{", "\u202e\x00\U0001f9ee", "<answer>
 
 
 class RewardContract:
-    """Say where the reward is and what it should answer. Gold answers among the examples check the grader itself.
+    """Set the reward's target and examples. Include gold answers, which check the grader itself.
 
     Example:
         class TestMine(RewardContract):
@@ -28,7 +28,7 @@ class RewardContract:
     """`module:attr` or `/path/to/file.py:attr`."""
     options: Mapping[str, object] = {}
     examples: Sequence[tuple[Mapping[str, object], float | None]]
-    """Samples and their scores; None: does not apply. What a sample leaves out of SAMPLE_FIELDS is filled in."""
+    """Samples and their scores; None: does not apply. Missing SAMPLE_FIELDS are filled in."""
 
     def test_the_examples_get_their_scores(self) -> None:
         equal(self.scores(self.rows()), [score for _, score in self.examples], "the scores of the examples")
@@ -66,7 +66,7 @@ class RewardContract:
         return RewardSpec("mine", self.target, self.options)
 
     def rows(self) -> list[Row]:
-        """The examples with everything that the core gives."""
+        """Return the examples with all SAMPLE_FIELDS."""
         given: list[Row] = [
             {"prompt": "p", "num_tokens": 3, "finish_reason": "stop", "prompt_id": i, "sample_id": i}
             for i in range(len(self.examples))
@@ -74,7 +74,7 @@ class RewardContract:
         return [{**fields, **row} for fields, (row, _) in zip(given, self.examples)]
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
-        """Scored in this process; fails where there is no verdict."""
+        """Score in this process; fail if a sample cannot be scored."""
         parts: dict[int, Part] = {}
         scorer = Scorer([self.spec()], None)
         scorer.run(dict(enumerate(rows)), [(0, list(range(len(rows))))], lambda _, i, part: parts.update({i: part}))

@@ -1,4 +1,4 @@
-"""What the core relies on in an inference engine."""
+"""Contract of an inference engine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from rlcore.types import Request, Sample, Sampling
 
 
 class RolloutContract(UsesModel):
-    """Override `make`. An engine that starts slowly may override `engine` with a fixture of a wider scope."""
+    """Override `make`. For an engine that starts slowly, also override the fixture `engine` with a wider scope."""
 
     def make(self, model: ModelConfig, context: RolloutContext) -> Rollout:
-        """A new engine."""
+        """Return a new engine."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self, model, context)")
 
     def new(self, model_path: str) -> Rollout:
@@ -51,7 +51,7 @@ class RolloutContract(UsesModel):
 
     def test_every_token_has_a_finite_log_prob(self, engine: Rollout) -> None:
         for sample in run(engine, [request(i, temperature=i / 2) for i in range(4)]):
-            equal(len(sample.log_probs), len(sample.token_ids), "log_probs[i] speaks of token i")
+            equal(len(sample.log_probs), len(sample.token_ids), "log_probs[i] belongs to token i")
             good = all(math.isfinite(x) and x <= 1e-6 for x in sample.log_probs)
             assert good, f"the trainer exponentiates log-probs; finite and at most 0, got {list(sample.log_probs)}"
 
@@ -107,12 +107,12 @@ class RolloutContract(UsesModel):
             try:
                 served = run(engine, asked)
             except (RlcoreError, RuntimeError):
-                continue  # to refuse is right; to go on with version 5 is too
+                continue  # the engine may refuse or continue with version 5
             equal({sample.policy_version for sample in served}, {5}, "version 6 did not arrive and must not serve")
             equal(tokens(served), before, "after half an update the engine must not serve a mixture")
         engine.load_weights(iter(weights(model_path)), 7)
-        with allowed("a whole update must mend an engine whose last one failed"):
-            equal(tokens(run(engine, asked)), before, "a whole update must bring every weight")
+        with allowed("a complete update must restore an engine after a failed one"):
+            equal(tokens(run(engine, asked)), before, "a complete update must replace every weight")
 
     def test_closing_the_iterator_aborts_the_rest(self, engine: Rollout) -> None:
         async def first_only() -> None:
@@ -149,17 +149,17 @@ class RolloutContract(UsesModel):
         before = tokens(run(engine, [request(0), request(1)]))
         for action in (engine.sleep, engine.sleep, engine.wake, engine.wake):
             action()
-        equal(tokens(run(engine, [request(0), request(1)])), before, "an engine that slept goes on with its weights")
+        equal(tokens(run(engine, [request(0), request(1)])), before, "an engine must keep its weights while asleep")
 
     def test_close_may_come_twice(self, model_path: str) -> None:
         engine = self.new(model_path)
         engine.close()
-        with allowed("close() is called again when a run ends badly, and must do nothing"):
+        with allowed("close() is called again when a run fails, and must have no effect"):
             engine.close()
 
 
 class ModelRolloutContract(RolloutContract):
-    """Besides: the engine computes what the trainer computes. For every engine that runs a model."""
+    """Also compares log-probs with the trainer's. For every engine that runs a model."""
 
     def test_log_probs_are_those_of_the_trainer(self, engine: Rollout, model_path: str) -> None:
         engine.load_weights(iter(weights(model_path)), 1)
@@ -191,7 +191,7 @@ class ModelRolloutContract(RolloutContract):
                 assert gap <= self.tolerance, f"{options} took a token that is {gap:.3g} less likely than the best"
 
     def compare(self, engine: Rollout, model_path: str) -> None:
-        """Log-probs of samples against those of the plain model."""
+        """Compare log-probs of samples with those of the plain model."""
         for temperature, top_k in ((1.0, 0), (0.7, 3), (0.0, 0)):
             asked = [request(i, num_prompt=1 + 3 * i, temperature=temperature, top_k=top_k) for i in range(3)]
             for sample in run(engine, asked):
@@ -204,7 +204,7 @@ class ModelRolloutContract(RolloutContract):
 
     @torch.no_grad()
     def scores(self, path: str, asked: Request, sample: Sample, temperature: float) -> tuple[Tensor, Tensor]:
-        """[n, V] log-probs of the plain model at each token of a response, and [n] those of the tokens drawn."""
+        """Return [n, V] log-probs of the plain model at each token of a response, and [n] of the sampled tokens."""
         ids = torch.tensor([[*asked.prompt_ids, *sample.token_ids]])
         logits: Tensor = plain_model(path)(ids).logits[0, len(asked.prompt_ids) - 1 : -1]
         scores = (logits.float() / temperature).log_softmax(-1)
@@ -212,14 +212,14 @@ class ModelRolloutContract(RolloutContract):
 
 
 def request(request_id: int, *, num_prompt: int = 4, **options: Any) -> Request:
-    """A request with a prompt of ids that any tokenizer has."""
+    """Return a request with a prompt of ids that every tokenizer has."""
     sampling = Sampling(**({"max_response_tokens": 12} | options))
     prompt = [3 + (request_id + i) % 20 for i in range(num_prompt)]
     return Request(request_id=request_id, prompt_ids=prompt, sampling=sampling, seed=7 * request_id + 1)
 
 
 def run(engine: Rollout, requests: Sequence[Request], seen: list[Sample] | None = None) -> list[Sample]:
-    """All samples of one call, as they came."""
+    """Return all samples of one call in the order of arrival."""
     found = [] if seen is None else seen
 
     async def drain() -> None:
@@ -231,7 +231,7 @@ def run(engine: Rollout, requests: Sequence[Request], seen: list[Sample] | None 
 
 
 def tokens(samples: Sequence[Sample]) -> dict[int, list[int]]:
-    """Token ids by request."""
+    """Return token ids by request."""
     return {sample.request_id: list(sample.token_ids) for sample in sorted(samples, key=lambda one: one.request_id)}
 
 
@@ -240,5 +240,5 @@ def longest(samples: Sequence[Sample]) -> Sample:
 
 
 def weights(model_path: str) -> list[tuple[str, Tensor]]:
-    """What a trainer sends: the parameters under their names, tied ones once."""
+    """Return the parameters by name, tied ones once, as a trainer sends them."""
     return list(plain_model(model_path).named_parameters())

@@ -1,4 +1,4 @@
-"""Whole runs under test: the quickstart made small, and what it has measured."""
+"""Small runs for tests, based on the quickstart, and their metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DEPENDS_ON_THE_MACHINE = ("time", "perf/", "time_s/", "controller/", "memory_gb
 
 
 def small_run(directory: Path, *more: str, steps: int = 4) -> list[str]:
-    """Settings of a run of a second or two in one process, called `r`; `more` have the last word."""
+    """Return settings of a run named `r`, of a second or two in one process; `more` override them."""
     base = [
         "preset=quickstart",
         "trainer.prompts_per_step=8",
@@ -25,7 +25,7 @@ def small_run(directory: Path, *more: str, steps: int = 4) -> list[str]:
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl of that run, without what depends on clock and machine."""
+    """Return the lines of metrics.jsonl of that run, without values that depend on time and machine."""
     lines = [json.loads(line) for line in (directory / "r" / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in line.items() if not name.startswith(_DEPENDS_ON_THE_MACHINE)} for line in lines

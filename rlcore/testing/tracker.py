@@ -1,4 +1,4 @@
-"""What the core relies on in a tracker."""
+"""Contract of a tracker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ODD_TEXT = "[bold]{x}[/]\x1b[31m\x00\u202e 🧮\n"
 
 
 class TrackerContract:
-    """Override `make`, and `logged` where what was logged can be read again."""
+    """Override `make`, and `logged` if the logged values can be read back."""
 
     def make(self, run: RunInfo) -> Tracker:
-        """A new tracker, as in a new process."""
+        """Return a new tracker, as in a new process."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self, run)")
 
     def logged(self, tracker: Tracker, run: RunInfo) -> list[tuple[int, str, float | None]] | None:
-        """(step, metric, value) after `finish`, in the order of the steps; None: cannot be read here."""
+        """Return (step, metric, value) after `finish`, in order of the steps; None: cannot be read."""
         return None
 
     @pytest.fixture
@@ -42,7 +42,7 @@ class TrackerContract:
             equal(mine, metrics, f"the metrics of step {step}; names may come and go between steps")
 
     def test_numbers_that_are_not_finite_do_not_stop_a_run(self, run: RunInfo) -> None:
-        with allowed("a loss that is NaN is what a tracker is for"):
+        with allowed("a tracker must accept metrics that are not finite"):
             found = self.write(run, {1: {"a": math.nan, "b": math.inf, "c": 1.0}})
         assert found is None or (1, "c", 1.0) in found, f"finite metrics of such a step must be kept, got {found}"
 
@@ -76,7 +76,7 @@ class TrackerContract:
         samples: list[SampleRecord] | None = None,
         resume_step: int | None = None,
     ) -> list[tuple[int, str, float | None]] | None:
-        """A run from start to finish; what it logged."""
+        """Log a whole run and return the logged values."""
         tracker = self.make(run)
         tracker.start(_CONFIG, resume_step=resume_step)
         for step, metrics in steps.items():

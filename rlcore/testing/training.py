@@ -1,6 +1,6 @@
-"""To compare a backend on several ranks with `local`: small models, uneven shares of a batch, a loss, and the comparison.
+"""Comparison of a backend on several ranks with `local`: small models, uneven shares of a batch, and a loss.
 
-A rank trains and says what it saw; the test compares all of them with the oracle, which saw the whole batch:
+Each rank trains and reports; the test compares all reports with the reference, which gets the whole batch:
 
     def steps(rank, world, directory, path):
         return follow(my_backend(path, rank, world), make_batch(), 6, directory / "weights.safetensors")
@@ -31,11 +31,11 @@ from rlcore.types import LossFunction, LossTerms, Mean, Metrics, TokenOutputs
 from rlcore.workers.averaging import count, reduce_terms
 
 VOCABULARY = 61
-"""Odd: no number of devices divides it."""
+"""Prime, so that no number of devices divides it."""
 LENGTHS = (9, 4, 12, 2, 7, 5, 11, 3)
-"""The fourth sample is all prompt."""
+"""Lengths of the samples in tokens; the fourth one has only a prompt."""
 GENTLE = OptimizerConfig(lr=1e-2, eps=1e-2, schedule="linear", warmup_steps=2, weight_decay=0.1, clip_grad_norm=0.5)
-"""AdamW whose eps is no smaller than the gradients: dividing by their rounding would make a difference of any size."""
+"""AdamW with an eps as large as the gradients; dividing by tiny gradients would amplify rounding differences."""
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -61,11 +61,11 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm4_moe": ("Glm4MoeConfig", {"head_dim": 8, "n_routed_experts": 4, "first_k_dense_replace": 1, **_EXPERTS}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-"""Name -> (configuration class of transformers, what differs from the sizes above)."""
+"""Name -> (configuration class of transformers, changes to the sizes above)."""
 
 
 def save_model(family: str, directory: Path, **changes: Any) -> str:
-    """A random model on disk, with norms, biases and buffers that are not all one or zero; returns its path."""
+    """Save a random model, with norms, biases and buffers that are not all one or zero; return its path."""
     import transformers
 
     config_class, own = FAMILIES[family]
@@ -81,7 +81,7 @@ def save_model(family: str, directory: Path, **changes: Any) -> str:
 
 
 def make_batch(lengths: Sequence[int] = LENGTHS, *, seed: int = 0, vocab_size: int = VOCABULARY) -> Batch:
-    """Random samples; the loss sees what follows a prompt of two tokens."""
+    """Return random samples with a prompt of two tokens each, which are not in the loss."""
     ids = torch.randint(3, vocab_size, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
     mask = torch.tensor([place >= 2 for length in lengths for place in range(length)], dtype=torch.bool)
     rows = {
@@ -92,13 +92,13 @@ def make_batch(lengths: Sequence[int] = LENGTHS, *, seed: int = 0, vocab_size: i
 
 
 def shares(dp_size: int) -> list[list[int]]:
-    """Rows of each data-parallel rank: uneven, and the last of four has none."""
+    """Return the rows of each data-parallel rank: uneven, and the last of four ranks has none."""
     borders = {1: [0, 8], 2: [0, 3, 8], 4: [0, 2, 3, 8, 8]}[dp_size]
     return [list(range(start, stop)) for start, stop in pairwise(borders)]
 
 
 def policy_loss(batch: Batch) -> LossFunction:
-    """A loss over the whole mini-batch, as workers make it, of log-probs and entropy or of values."""
+    """Return a loss over the whole mini-batch, as in workers, of log-probs and entropy or of values."""
     counts = count(batch["num_loss_tokens"])
 
     def loss(out: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, Metrics]:
@@ -115,7 +115,7 @@ def policy_loss(batch: Batch) -> LossFunction:
 
 
 def column(out: TokenOutputs) -> Tensor:
-    """[T] all that a forward pass says in one."""
+    """Combine all outputs of a forward pass into one [T] column."""
     if out.log_probs is None or out.entropy is None:
         assert out.values is not None, "outputs hold log_probs and entropy, or values"
         return out.values
@@ -123,7 +123,7 @@ def column(out: TokenOutputs) -> Tensor:
 
 
 def train(backend: Backend, batch: Batch, steps: int, *, share: Sequence[int] | None = None) -> list[list[float]]:
-    """[[loss of this rank, gradient norm, lr]] of some steps; `share` are this rank's rows."""
+    """Train for some steps on the rows `share`; return [[loss of this rank, gradient norm, lr]]."""
     history = []
     mine = batch if share is None else batch.take(share)
     for _ in range(steps):
@@ -134,7 +134,7 @@ def train(backend: Backend, batch: Batch, steps: int, *, share: Sequence[int] | 
 
 
 def whole_weights(backend: Backend) -> dict[str, Tensor]:
-    """Name -> whole weight, a copy; every rank calls it."""
+    """Return name -> copy of the full weight; every rank calls it."""
     return {name: tensor.clone() for name, tensor in backend.weights()}
 
 
@@ -146,7 +146,7 @@ def follow(
     *,
     weights: Callable[[Any], Mapping[str, Tensor]] = whole_weights,
 ) -> dict[str, Any]:
-    """What a rank sees on its share of a batch; rank 0 leaves the weights after the steps in `file`."""
+    """Train a rank on its share of a batch and return its report; rank 0 saves the final weights in `file`."""
     share = shares(backend.mesh.dp_size)[backend.mesh.dp_rank]
     outputs = column(backend.forward(batch.take(share), temperature=0.9)).tolist()
     history = train(backend, batch, steps, share=share)
@@ -167,10 +167,10 @@ def check_equal(
     weight_tolerance: float = 2e-5,
     without: Sequence[str] = (),
 ) -> None:
-    """Compare what the ranks saw with what one that had the whole batch saw.
+    """Compare the reports of the ranks with that of one rank with the whole batch.
 
     Args:
-        without: weights that the ranks do not give.
+        without: weights that the ranks do not return.
     """
     returning = {report["dp"][0]: report for report in ranks if report["dp"][2]}
     assert sum(report["dp"][2] for report in ranks) == len(returning) == ranks[0]["dp"][1], "one returns for each share"
@@ -185,7 +185,7 @@ def check_equal(
         _, own_norms, own_rates = zip(*report["history"])
         torch.testing.assert_close(torch.tensor(own_norms), torch.tensor(norms), atol=1e-5, rtol=1e-4)
         assert own_rates == rates
-        assert report["sum"] == ranks[0]["sum"], "every rank has the same weights to give"
+        assert report["sum"] == ranks[0]["sum"], "every rank must return the same weights"
     weights, expected_weights = load_file(ranks[0]["file"]), load_file(whole["file"])
     assert weights.keys() == expected_weights.keys() - set(without)
     for name, weight in weights.items():

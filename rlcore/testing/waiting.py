@@ -1,4 +1,4 @@
-"""Deadlines of tests. They end a hang; they do not measure, so that a busy machine fails no test."""
+"""Deadlines of tests, which only end hangs, so that no test fails because a machine is busy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 HANG_S: Final = 300.0
-"""Seconds after which something counts as hung."""
+"""Seconds after which an operation counts as hung."""
 
 
 def wait_until(condition: Callable[[], object]) -> None:

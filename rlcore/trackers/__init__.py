@@ -1,1 +1,1 @@
-"""Where metrics and samples go."""
+"""Destinations of metrics and samples."""

@@ -1,4 +1,4 @@
-"""`console`: a live display on a terminal, plain lines elsewhere."""
+"""`console`: a live display on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MAX_LINES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleConfig:
-    """How the run is shown."""
+    """Display settings."""
 
     live: bool = True
-    """False prints lines on a terminal too."""
+    """False prints plain lines on a terminal, too."""
 
 
 class ConsoleTracker:
-    """Draws at phase changes and step ends, at most four times a second; there is no thread."""
+    """Draws at phase changes and after steps, at most four times a second, without a thread."""
 
     Config = ConsoleConfig
 
@@ -52,7 +52,7 @@ class ConsoleTracker:
             logging.getLogger().addHandler(self._handler)
 
     def phase(self, name: str) -> None:
-        """Show what the run is doing."""
+        """Show the phase of the run."""
         self._state.phase = name
         self._draw()
 

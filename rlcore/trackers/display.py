@@ -1,4 +1,4 @@
-"""What the console shows of a run: a live panel on a terminal, one line per step elsewhere, a summary at the end.
+"""Console output: a live panel on a terminal, one line per step otherwise, and a summary at the end.
 
 Pure functions from a `State` to text; console.py decides when to draw.
 """
@@ -34,15 +34,15 @@ _ONLY_WHEN_SET = ("reward/num_error", "reward/num_timeout")
 
 @dataclass(slots=True)
 class State:
-    """What has been logged so far."""
+    """Metrics and samples logged so far."""
 
     name: str
     total_steps: int
     shows: Mapping[str, str] = field(default_factory=dict)
-    """Metric -> label, of the algorithm's own."""
+    """Metric -> label, chosen by the algorithm."""
     step: int = 0
     first: tuple[int, float] | None = None
-    """Step and seconds at which the first step began: the pace is counted from there, without what the start took."""
+    """Step and time in seconds when the first step began; the pace excludes the start-up before it."""
     phase: str = ""
     elapsed_s: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class State:
     sample: SampleRecord | None = None
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of a step; times are those of this step alone."""
+        """Add the metrics of a step; times are replaced by those of this step."""
         self.step = step
         spent = metrics.get("perf/step_s")
         begin = (step, self.elapsed_s) if spent is None else (step - 1, self.elapsed_s - spent)
@@ -65,14 +65,14 @@ class State:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace so far."""
+        """Remaining seconds at the average pace."""
         step, seconds = self.first or (self.step, 0.0)
         done = self.step - step
         return (self.elapsed_s - seconds) / done * (self.total_steps - self.step) if done > 0 else None
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as blocks, from 0 (or the lowest) to 1 (or the highest); the mean of each stretch when there are many."""
+    """Draw values as blocks from 0 (or the lowest) to 1 (or the highest), averaging them to `width` columns."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -84,7 +84,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """75.3 -> "1m15s"."""
+    """Format seconds: 75.3 -> "1m15s"."""
     if seconds is None or not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(int(seconds + 0.5), 60)
@@ -95,7 +95,7 @@ def duration(seconds: float | None) -> str:
 
 
 def line(state: State) -> str:
-    """One line for a step, for pipes and logs."""
+    """Return one line for a step, for pipes and logs."""
     m = state.metrics
     width = len(str(state.total_steps))
     parts = [f"step {state.step:>{width}}/{state.total_steps}"]
@@ -116,17 +116,17 @@ def line(state: State) -> str:
 
 
 def thousands(value: float) -> str:
-    """15300 -> "15.3k"."""
+    """Format a number: 15300 -> "15.3k"."""
     return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
 
 
 def panel(state: State, width: int) -> RenderableType:
-    """The live display."""
+    """Return the live display."""
     inner = max(20, width - 6)
     left = duration(state.seconds_left) if state.step else "?"
     head = Text.assemble(
         (f"step {state.step}/{state.total_steps}", "bold"),
-        f"   {duration(state.elapsed_s)} gone, {left} left   ",
+        f"   {duration(state.elapsed_s)} elapsed, {left} left   ",
         (state.phase, "dim"),
         no_wrap=True,
         overflow="ellipsis",
@@ -161,7 +161,7 @@ def _numbers(state: State) -> Text:
 
 
 def _phases(state: State, width: int) -> Table:
-    """Seconds of the last step, phase by phase."""
+    """Return a table with the seconds of each phase of the last step."""
     spent = {
         n.removeprefix("time_s/"): v for n, v in state.metrics.items() if n.startswith("time_s/") and "eval" not in n
     }
@@ -183,7 +183,7 @@ def _sample(sample: SampleRecord, width: int) -> Text:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Printable, and cut in the middle."""
+    """Replace unprintable characters and shorten a long text in the middle."""
     printable = "".join(c if c.isprintable() else {"\n": "⏎", "\t": " "}.get(c, "·") for c in text)
     if len(printable) <= limit:
         return printable
@@ -192,7 +192,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def summary(facts: Mapping[str, object]) -> RenderableType:
-    """The panel at the end; keys as `rlcore.trainer.summary` makes them, any may be missing."""
+    """Return the final panel; `facts` come from `rlcore.trainer.summary`, and any may be missing."""
     table = Table.grid(padding=(0, 2))
     error = facts.get("error")
     steps = f"{facts.get('steps', '?')} of {facts.get('total_steps', '?')} in {duration(_number(facts, 'seconds'))}"
@@ -208,7 +208,7 @@ def summary(facts: Mapping[str, object]) -> RenderableType:
     command = "resume_command" if unfinished else "next_command"
     if command in facts:
         table.add_row(
-            "go on with" if unfinished else "try next", Text(str(facts[command]), style="bold", overflow="fold")
+            "continue" if unfinished else "try next", Text(str(facts[command]), style="bold", overflow="fold")
         )
     title = Text(f"ended early: {error}" if error else "stopped early" if unfinished else "done")
     return Panel(table, title=title, border_style="red" if error else "yellow" if unfinished else "green")

@@ -1,4 +1,4 @@
-"""`jsonl`: metrics.jsonl and samples.jsonl in the run's directory, one object a line, written as they come."""
+"""`jsonl`: metrics.jsonl and samples.jsonl in the run's directory, one object per line, written immediately."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JSONLConfig:
-    """Nothing to set."""
+    """No settings."""
 
 
 class JSONLTracker:
-    """Files that a crashed run leaves readable. Infinities and NaN become null and are named in `non_finite`."""
+    """Files that stay readable after a crash. Infinity and NaN become null and are listed in `non_finite`."""
 
     Config = JSONLConfig
 
@@ -32,13 +32,13 @@ class JSONLTracker:
         self._files: dict[Path, TextIO] = {}
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
-        """Open the files; a resume first cuts off what an abandoned part wrote after its checkpoint."""
+        """Open the files; a resume first removes the lines written after its checkpoint."""
         for path in (self.metrics_path, self.samples_path):
             if resume_step is None:
                 _move_aside(path)
             else:
                 _cut_after(path, resume_step)
-            self._files[path] = path.open("a", encoding="utf-8", errors="backslashreplace")  # names of metrics, too
+            self._files[path] = path.open("a", encoding="utf-8", errors="backslashreplace")  # also for names of metrics
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
@@ -62,7 +62,7 @@ class JSONLTracker:
 
 
 def _finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for; data sets bring NaN where a cell is empty."""
+    """Replace numbers that JSON lacks by None; empty cells of data sets are often NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def _finite(value: Any) -> Any:
 
 
 def _move_aside(path: Path) -> None:
-    """An earlier run of this name keeps its lines under another name."""
+    """Rename the file of an earlier run with this name."""
     if path.exists():
         number = 1
         while (old := path.with_suffix(f".{number}.jsonl")).exists():
@@ -80,7 +80,7 @@ def _move_aside(path: Path) -> None:
 
 
 def _cut_after(path: Path, step: int) -> None:
-    """Keep the lines up to a step; a line that a crash left half written, or a full disk, goes too."""
+    """Keep the lines up to a step, without lines left incomplete by a crash or a full disk."""
     if not path.exists():
         return
     beside = path.with_suffix(".cut")
@@ -88,7 +88,7 @@ def _cut_after(path: Path, step: int) -> None:
         for line in old:
             written = _step_of(line)
             if written is None:
-                logger.warning("%s: a line of %d bytes is broken, and left out", path, len(line))
+                logger.warning("%s: dropped an incomplete line of %d bytes", path, len(line))
             elif written <= step:
                 new.write(line)
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""`tensorboard`: metrics as scalars, samples as text, in the run's directory under tensorboard/."""
+"""`tensorboard`: metrics as scalars and samples as text, in tensorboard/ of the run's directory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlcore.protocols.tracker import RunInfo, SampleRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBoardConfig:
-    """Nothing to set."""
+    """No settings."""
 
 
 class TensorBoardTracker:
-    """See it with  tensorboard --logdir outputs"""
+    """Event files for TensorBoard:  tensorboard --logdir outputs"""
 
     Config = TensorBoardConfig
 
@@ -32,7 +32,7 @@ class TensorBoardTracker:
         self._writer: Any = None
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
-        """Hides what an earlier run of this name logged, or the abandoned part after the checkpoint of a resume."""
+        """Open the writer and hide entries of an earlier run with this name, or after a resume's checkpoint."""
         from torch.utils.tensorboard import SummaryWriter
 
         abandoned = 0 if resume_step is None else resume_step + 1

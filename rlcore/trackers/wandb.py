@@ -13,15 +13,16 @@ from rlcore.protocols.tracker import RunInfo, SampleRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbConfig:
-    """Where the run goes."""
+    """Destination of the run."""
 
     project: str = "rlcore"
+    """Name of the W&B project."""
     mode: Literal["", "online", "offline", "disabled"] = ""
-    """Empty: as the environment variable WANDB_MODE says, else online."""
+    """Mode of W&B; empty: that of the environment variable WANDB_MODE, or else online."""
 
 
 class WandbTracker:
-    """Metrics as they are named, samples as a table per step."""
+    """Logs metrics under their names and samples as a table per step."""
 
     Config = WandbConfig
 
@@ -54,7 +55,7 @@ class WandbTracker:
             ) from error
 
     def _id(self, resume_step: int | None) -> str:
-        """What W&B knows the run by, kept in its directory: a run that starts anew is another one, whatever its name."""
+        """Return the W&B id, kept in the run's directory; a run that starts from scratch gets a new one."""
         file = self._info.directory / "wandb_id"
         if resume_step is None or not file.is_file():
             file.write_text(f"{self._info.name}-{secrets.token_hex(4)}")

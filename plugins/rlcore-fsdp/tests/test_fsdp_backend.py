@@ -405,7 +405,7 @@ def test_the_flash_kernel_is_used_for_the_head_sizes_it_supports(sizes, dtype, f
         ("missing", r"lacks \d+ weights of Qwen2ForCausalLM, the first is"),
         ("garbage", "has a damaged file"),
         ("shape", r"has shape \[61, 32\], but its config.json requires \[70, 32\]"),
-        ("fewer layers", r"holds 12 weights that its config.json has no place for, the first is model\.layers\.1\."),
+        ("fewer layers", r"holds 12 weights that do not fit its config.json, the first is model\.layers\.1\."),
         ("not finite", r"model\.layers\.1\.mlp\.up_proj\.weight has 1 values that are not finite\nCopy the whole"),
     ],
 )

@@ -615,7 +615,7 @@ def test_positions_that_megatron_core_does_not_support_are_refused(rope, what, t
             r"has 1 tensors that are not in the table of its family, the first is model\.layers\.0\.extra\.weight",
         ),
         ("shape", r"has shape \[61, 32\] instead of \[70, 32\]"),
-        ("fewer layers", r"holds 11 weights that its config.json has no place for, the first is model\.layers\.3\."),
+        ("fewer layers", r"holds 11 weights that do not fit its config.json, the first is model\.layers\.3\."),
         ("not finite", r"model\.layers\.1\.mlp\.down_proj\.weight has 1 values that are not finite\nCopy the whole"),
     ],
 )

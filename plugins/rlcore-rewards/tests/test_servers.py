@@ -102,7 +102,7 @@ def test_an_unreachable_server_is_an_error_and_not_a_score_of_zero(score):
     (found,) = score(REMOTE, texts(1), url=f"http://127.0.0.1:{port}", retries=1, backoff_s=0.01)
 
     assert (found.status, found.value) == ("error", None)
-    assert "no whole answer from a reward server" in found.message
+    assert "incomplete response from the reward server" in found.message
 
 
 def test_concurrent_requests_stay_within_the_limit(server, score):

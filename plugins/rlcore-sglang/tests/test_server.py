@@ -138,7 +138,7 @@ def scaled(model, factor):
 def test_a_server_serves_nothing_between_an_incomplete_and_a_complete_update(url, small_model):
     first = _client(url, small_model)
     before = tokens(run(first, [request(0), request(1)]))
-    with pytest.raises(ModelError, match="weights did not come"):
+    with pytest.raises(ModelError, match="weights are missing"):
         first.load_weights(iter(scaled(small_model, 3)[:-1]), 1)
     stranger = http.Server(url, "SGLang", timeout_s=2.0)  # another client, such as a router
     with pytest.raises(DeadlineExceeded):
@@ -234,7 +234,7 @@ def test_a_server_with_another_model_is_refused(url, tiny_llama):
 
 
 def test_an_unreachable_server_is_reported(small_model):
-    with pytest.raises(InfrastructureError, match=r"no whole answer from a SGLang server at http://127.0.0.1:9"):
+    with pytest.raises(InfrastructureError, match=r"incomplete response from the SGLang server at http://127.0.0.1:9"):
         _client("http://127.0.0.1:9", small_model)
 
 

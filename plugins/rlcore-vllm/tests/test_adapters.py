@@ -82,7 +82,7 @@ def test_factors_that_do_not_fit_are_refused_until_a_complete_update_arrives(eng
     for text, factors in bad.items():
         with pytest.raises(ModelError, match=text):
             engine.load_weights(iter(factors.items()), 2)
-        with pytest.raises(InfrastructureError, match="no whole set of weights"):
+        with pytest.raises(InfrastructureError, match="incomplete weights"):
             run(engine, requests_of([[5]]))
 
     engine.load_weights(iter(whole.items()), 3)

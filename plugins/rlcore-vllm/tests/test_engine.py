@@ -169,7 +169,7 @@ def test_a_paused_response_continues_under_weights_loaded_meanwhile(engine, mode
     assert list(sample.token_versions) == [0] * cut + [7] * (len(sample.token_ids) - cut)
 
 
-@pytest.mark.parametrize(("num_whole", "text"), [(-1, "did not come"), (None, "out of luck")])
+@pytest.mark.parametrize(("num_whole", "text"), [(-1, "are missing"), (None, "out of luck")])
 def test_an_incomplete_update_in_the_middle_of_a_response_ends_it(engine, model, num_whole, text):
     def half():
         yield from weights(model)[:num_whole]
@@ -183,7 +183,7 @@ def test_an_incomplete_update_in_the_middle_of_a_response_ends_it(engine, model,
             await asyncio.sleep(0)
         with pytest.raises((ModelError, ValueError), match=text):
             engine.load_weights(half(), 7)
-        with pytest.raises(InfrastructureError, match="no whole set of weights"):
+        with pytest.raises(InfrastructureError, match="incomplete weights"):
             await first
 
     asyncio.run(asyncio.wait_for(generate(), HANG_S))
@@ -194,15 +194,15 @@ def test_an_incomplete_update_between_two_samples_of_one_step_withholds_the_seco
     async def generate():
         stream = engine.generate(requests_of([PROMPT, PROMPT], max_response_tokens=4))
         await anext(stream)
-        with pytest.raises(ModelError, match="did not come"):
+        with pytest.raises(ModelError, match="are missing"):
             engine.load_weights(iter(weights(model)[:-1]), 7)
-        with pytest.raises(InfrastructureError, match="no whole set of weights"):
+        with pytest.raises(InfrastructureError, match="incomplete weights"):
             await anext(stream)
 
     asyncio.run(asyncio.wait_for(generate(), HANG_S))
 
 
-@pytest.mark.parametrize(("action", "text"), [("sleep", "sleeps"), ("close", "is closed")])
+@pytest.mark.parametrize(("action", "text"), [("sleep", "is asleep"), ("close", "is closed")])
 def test_sleep_or_close_in_the_middle_of_a_response_ends_it(model, action, text):
     engine = make_vllm(model)
 
@@ -343,7 +343,7 @@ def test_logits_that_are_not_finite_raise_an_error(engine, model):
 def test_a_sleeping_or_closed_engine_refuses_with_advice(model):
     engine = make_vllm(model)
     engine.sleep()
-    with pytest.raises(InfrastructureError, match=r"sleeps\nCall wake"):
+    with pytest.raises(InfrastructureError, match=r"is asleep\nCall wake"):
         run(engine, requests_of([[3]]))
     engine.close()
     with pytest.raises(InfrastructureError, match="closed"):

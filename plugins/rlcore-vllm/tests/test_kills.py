@@ -163,7 +163,7 @@ def test_no_engine_serves_a_version_that_another_engine_lacks(accident, error, s
             way.send(2)
 
         call = Call((some_prompts(), Sampling(max_response_tokens=4), 1))  # to the engine that received them
-        with pytest.raises(InfrastructureError, match=r"no whole set of weights: .*\nLoad them again"):
+        with pytest.raises(InfrastructureError, match=r"incomplete weights: .*\nLoad them again"):
             runtime.wait([runtime.submit("main", 0, "call", "rollout", "generate", call)], "generate", HANG_S)
         if accident == "fail":
             engines.will("")

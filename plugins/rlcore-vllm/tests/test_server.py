@@ -123,7 +123,7 @@ def test_all_updates_use_one_process_group_and_a_failed_one_creates_another(serv
     update(3, 1.3)
     update(4, 0.8)
     assert (paths.count("/init_weight_transfer_engine"), paths.count("/update_weights")) == (1, 2)
-    with pytest.raises(ModelError, match="did not come"):
+    with pytest.raises(ModelError, match="are missing"):
         engine.load_weights(iter(weights(small_model)[:-1]), 5)
     update(6, 1.1)
     assert paths.count("/init_weight_transfer_engine") == 2
@@ -207,7 +207,7 @@ def test_requests_in_flight_are_answered_when_an_update_fails(server, small_mode
         await asyncio.sleep(0.5)
         with pytest.raises(ValueError, match="out of luck"):
             engine.load_weights(failing(), 5)
-        with pytest.raises(InfrastructureError, match="no whole set of weights"):
+        with pytest.raises(InfrastructureError, match="incomplete weights"):
             await asyncio.wait_for(ours, HANG_S)
         return await asyncio.wait_for(theirs, HANG_S)
 
@@ -233,7 +233,7 @@ def test_a_server_with_another_precision_is_refused(server, small_model):
 
 def test_a_server_serves_nothing_after_an_incomplete_update(server, small_model):
     engine = connect(small_model, server)
-    with pytest.raises(ModelError, match="did not come"):
+    with pytest.raises(ModelError, match="are missing"):
         engine.load_weights(iter(weights(small_model)[:-1]), 5)
 
     body = {"token_ids": [3, 4], "sampling_params": {"max_tokens": 2}}
@@ -357,7 +357,7 @@ def test_a_server_killed_while_generating_ends_the_call_at_once(mortal, small_mo
         async for _ in stream:
             pass
 
-    with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
+    with pytest.raises(InfrastructureError, match="incomplete response from the vLLM server"):
         asyncio.run(asyncio.wait_for(generate_and_kill(), HANG_S))
 
 
@@ -374,9 +374,9 @@ def test_a_server_killed_while_weights_are_broadcast_is_an_error_and_serves_noth
         yield from pairs[6:]
 
     monkeypatch.setattr(server_module, "_MB", 100)
-    with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
+    with pytest.raises(InfrastructureError, match="incomplete response from the vLLM server"):
         engine.load_weights(dying(), 2)
-    with pytest.raises(InfrastructureError, match="no whole set of weights"):
+    with pytest.raises(InfrastructureError, match="incomplete weights"):
         run(engine, requests_of([[3, 4]]))
 
 
@@ -393,8 +393,8 @@ def test_a_server_killed_while_weights_arrive_is_an_error_and_serves_nothing(mor
 
     monkeypatch.setattr(server_module, "_MB", 100)
     monkeypatch.setattr(engine._engine, "_hand_over", dying)
-    with pytest.raises(InfrastructureError, match="no whole answer from a vLLM server"):
+    with pytest.raises(InfrastructureError, match="incomplete response from the vLLM server"):
         engine.load_weights(iter(weights(small_model)), 1)
     assert arrived == [0, 1]
-    with pytest.raises(InfrastructureError, match="no whole set of weights"):
+    with pytest.raises(InfrastructureError, match="incomplete weights"):
         run(engine, requests_of([[3, 4]]))
