@@ -136,7 +136,7 @@ def test_merge_restores_the_order_of_tokens():
 
 
 @pytest.mark.parametrize("option", ["s_aux", "sinks", "head_mask"])
-def test_option_that_changes_what_attention_means_is_refused(option):
+def test_option_that_changes_attention_is_refused(option):
     module = torch.nn.Linear(1, 1)
     states = torch.zeros(1, 1, 1, 4)
 

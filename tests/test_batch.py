@@ -29,7 +29,7 @@ def test_columns_keep_their_level_and_dtype():
     assert batch["answer"].tolist() == ["a", "b", "c"]
 
 
-def test_columns_come_as_tensordicts_of_the_same_memory():
+def test_columns_as_tensordicts_share_memory():
     batch = make()
 
     assert tuple(batch.rows.batch_size) == (3,)
@@ -64,18 +64,18 @@ def test_take_accepts_masks_negative_and_no_rows():
 
 
 @pytest.mark.parametrize("index", [[3], [-4], [0.5], "a"], ids=["too large", "too small", "float", "text"])
-def test_take_refuses_rows_that_are_not_there(index):
+def test_take_refuses_rows_that_do_not_exist(index):
     with pytest.raises((IndexError, ValueError, TypeError)):
         make().take(index)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (2, 1), (0, 4)])
-def test_slice_refuses_rows_that_are_not_there(start, stop):
+def test_slice_refuses_rows_that_do_not_exist(start, stop):
     with pytest.raises(IndexError, match=f"rows {start}:{stop} of a batch with 3 rows"):
         make().slice(start, stop)
 
 
-def test_take_names_the_row_that_is_not_there():
+def test_take_names_the_row_that_does_not_exist():
     with pytest.raises(IndexError, match="row -5 of a batch"):
         make().take([0, -5])
     with pytest.raises(IndexError, match="a mask of"):
@@ -108,7 +108,7 @@ def test_repeat_needs_a_number():
         make().repeat()
 
 
-def test_operations_leave_their_batch_alone():
+def test_operations_do_not_change_their_batch():
     batch = make()
     before = batch.columns
 
@@ -166,7 +166,7 @@ def test_merge_refuses_a_row_column_for_a_token_column_even_where_each_row_is_on
         Batch.of(lengths=[1, 1], rows={"x": values}).merge(Batch.of(lengths=[1, 1], tokens={"x": values}))
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_become_a_numeric_column():
     batch = Batch.of(lengths=[1, 1], rows={"whole": [np.int64(1), 2], "real": [np.float32(0.5), 1]})
     assert (batch["whole"].dtype, batch["real"].dtype) == (torch.int64, torch.float32)
 

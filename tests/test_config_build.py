@@ -150,7 +150,7 @@ def test_value_is_built(key, given, built):
         ),
     ],
 )
-def test_refusal_says_what_and_what_to_type(data, message):
+def test_error_states_the_problem_and_what_to_type(data, message):
     with pytest.raises(ConfigError) as caught:
         build(Outer, data)
 
@@ -165,14 +165,14 @@ def test_refusal_says_what_and_what_to_type(data, message):
     ],
     ids=["model", "data"],
 )
-def test_required_settings_of_a_run_say_how_to_give_them(data, message):
+def test_missing_required_settings_state_what_to_type(data, message):
     with pytest.raises(ConfigError) as caught:
         build(Config, data)
 
     assert str(caught.value).startswith(message)
 
 
-def test_type_that_settings_cannot_have_is_a_bug_of_its_author():
+def test_unsupported_type_of_a_setting_is_a_type_error():
     @dataclass(frozen=True)
     class Odd:
         value: complex = 1j
@@ -205,7 +205,7 @@ def test_plain_form_builds_the_same_config():
     assert plain["sampling"]["stop"] == ["\n"]
 
 
-def test_flat_form_has_dotted_names_and_lists_whole():
+def test_flat_form_has_dotted_names_and_unsplit_lists():
     flat = flatten(full_config())
 
     assert flat["sampling.temperature"] == 1.0

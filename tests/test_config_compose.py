@@ -313,7 +313,7 @@ def test_placements_say_where_roles_go():
         ),
     ],
 )
-def test_refusal_says_what_and_what_to_type(override, message):
+def test_error_states_the_problem_and_what_to_type(override, message):
     with pytest.raises(ConfigError) as caught:
         compose([*GIVEN, override])
 
@@ -338,14 +338,14 @@ def test_setting_given_twice_is_refused_under_any_spelling(overrides, key):
 
 
 @pytest.mark.parametrize("override", ["algorithm=xyz", "reward=nonsense"])
-def test_unknown_plugin_is_the_registry_s_error(override):
+def test_unknown_plugin_raises_the_error_of_the_registry(override):
     kind, _, name = override.partition("=")
 
     with pytest.raises(PluginError, match=rf"no {kind} named '{name}'"):
         compose([*GIVEN, override])
 
 
-def test_required_settings_may_be_open_only_to_look_at_a_config():
+def test_required_settings_may_be_missing_only_when_inspecting_a_config():
     assert compose([], complete=False).config.model.path == "<required>"
     with pytest.raises(ConfigError, match=r"model\.path is required"):
         compose([])
@@ -460,7 +460,7 @@ def plugins(monkeypatch):
     )
 
 
-def test_config_command_prints_a_preset_again_with_who_gave_what(plugins, capsys, tmp_path):
+def test_config_command_prints_a_preset_with_the_origin_of_each_section(plugins, capsys, tmp_path):
     from rlcore.cli.config import main
 
     assert main([*GIVEN, "rollout=my:Engine", "rollout.memory_share=0.25", "placement=split"]) == 0
@@ -477,7 +477,7 @@ def test_config_command_prints_a_preset_again_with_who_gave_what(plugins, capsys
     assert list(again.pools) == ["actor", "rollout"]
 
 
-def test_config_command_shows_what_is_still_to_be_given(plugins, capsys, tmp_path):
+def test_config_command_marks_missing_required_settings(plugins, capsys, tmp_path):
     from rlcore.cli.config import main
 
     main([])

@@ -172,6 +172,6 @@ def test_a_conversation_that_ends_with_a_question_has_nothing_to_learn(tokenizer
         check_demonstrations("sft", ["response"], data)
 
 
-def test_a_conversation_is_not_split_for_an_algorithm_that_draws_its_responses(tokenizer):
+def test_a_conversation_is_not_split_for_an_algorithm_that_samples_its_responses(tokenizer):
     with pytest.raises(DataError, match="learn from it:  algorithm=sft"):
         prepare(tokenizer, {"messages": [ASK, GOOD]}, responses=())

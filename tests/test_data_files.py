@@ -78,7 +78,7 @@ def test_nested_parquet_values_become_plain_python(tmp_path):
     assert FileDataset(str(tmp_path / "a.parquet"))[0] == {"prompt": messages}
 
 
-def test_only_a_newline_ends_a_line_and_blank_lines_are_no_rows(tmp_path):
+def test_only_a_newline_ends_a_line_and_blank_lines_are_ignored(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes('\ufeff{"a": "x\u2028y"}\r\n\n{"a": 2}'.encode())
 
@@ -231,7 +231,7 @@ def test_missing_file_suggests_the_nearest_name(tmp_path):
     ],
     ids=["no directory", "no match", "empty directory", "nothing", "unknown kind", "misspelt kind"],
 )
-def test_path_without_data_says_what_to_write(tmp_path, spec, problem):
+def test_path_without_data_is_refused_with_the_accepted_formats(tmp_path, spec, problem):
     if spec.startswith("{0}/a."):
         (tmp_path / spec[4:]).write_text("x")
 
@@ -252,7 +252,7 @@ def test_directory_of_several_kinds_asks_for_a_glob(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"], ids=["no bytes", "blank lines"])
-def test_empty_file_is_refused_even_beside_a_full_one(tmp_path, content):
+def test_empty_file_is_refused_even_with_a_nonempty_one(tmp_path, content):
     write_jsonl(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text(content)
 

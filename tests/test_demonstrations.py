@@ -255,7 +255,7 @@ def test_the_fakes_have_further_prompts_and_demonstrations_of_every_column():
     assert "rollout_log_probs" not in samples
 
 
-def test_an_engine_that_is_off_is_told_once(caplog):
+def test_an_engine_with_a_logprob_gap_is_reported_once(caplog):
     run = SimpleNamespace(
         config=SimpleNamespace(trainer=TrainerConfig()), warned_of_gap=False, counters=SimpleNamespace(step=7)
     )

@@ -100,7 +100,7 @@ def test_a_hanging_engine_can_be_given_up(model_path):
         run(engine(model_path, fault="hang"), ask((5,)), timeout_s=0.1)
 
 
-def test_a_late_engine_answers_all_the_same(model_path):
+def test_a_late_engine_still_answers(model_path):
     start = time.monotonic()
 
     samples = run(engine(model_path, fault="late", late_s=0.2), ask((5,), (6,)))
@@ -171,7 +171,7 @@ def test_fake_roles_give_rows_with_the_columns_of_the_real_ones():
         assert local[name][~outside].any()
 
 
-def test_fake_roles_offer_only_what_was_asked_for_and_keep_what_is_trained_on():
+def test_fake_roles_offer_only_requested_roles_and_record_training_calls():
     roles = FakeRoles(["actor"])
     batch = Batch.of(lengths=[1], tokens={"input_ids": [3]})
 
@@ -190,7 +190,7 @@ def test_every_public_name_is_there_and_no_other():
         _ = rlcore.testing.Nothing
 
 
-def test_an_author_writes_a_few_lines_and_reads_what_the_protocol_asks_for(tmp_path, capsys):
+def test_a_plugin_test_of_a_few_lines_reports_the_broken_rule(tmp_path, capsys):
     (tmp_path / "test_mine.py").write_text(
         "from rlcore.protocols.dispatch import Call\n"
         "from rlcore.testing import RowDispatchContract\n"

@@ -157,7 +157,7 @@ def test_log_probs_agree_with_those_of_the_training_backend(shared_engine, stori
     assert out.log_probs[batch["loss_mask"]].tolist() == pytest.approx(drawn, abs=1e-4)
 
 
-def test_sample_is_the_same_alone_and_in_company(shared_engine, prompts):
+def test_sample_does_not_depend_on_other_requests(shared_engine, prompts):
     requests = requests_of(prompts * 3, temperature=1.0)
 
     together = run(shared_engine, requests)
@@ -299,10 +299,10 @@ def test_no_requests_are_no_samples(shared_engine):
     ("change", "message"),
     [
         ({"prompt_ids": [3] * 512}, "request 1: a prompt of 512 tokens leaves no room in a context of 512\nType  data"),
-        ({"prompt_ids": []}, "request 1 has an empty prompt\nGive it one token"),
+        ({"prompt_ids": []}, "request 1 has an empty prompt\nGive it at least one token"),
         ({"prompt_ids": [5, 512]}, "request 1: token id 512 is not among the 512 of the model\nUse the tokenizer"),
         ({"prompt_ids": [-1]}, "request 1: token id -1 is not among"),
-        ({"sampling": Sampling(max_response_tokens=0)}, "request 1: max_response_tokens=0\nAsk for one token"),
+        ({"sampling": Sampling(max_response_tokens=0)}, "request 1: max_response_tokens=0\nIt must be at least 1"),
     ],
     ids=["too long", "empty", "unknown token", "negative token", "no token asked"],
 )
@@ -332,7 +332,7 @@ def test_closing_the_iterator_aborts_the_rest(engine, prompts):
     assert len(run(engine, requests_of(prompts))) == 4
 
 
-def test_cancelled_task_stops_and_the_engine_goes_on(engine, prompts):
+def test_cancelled_task_stops_and_the_engine_still_works(engine, prompts):
     async def cancelled():
         task = asyncio.create_task(collect(engine, requests_of(prompts, max_response_tokens=400)))
         await asyncio.sleep(0.01)
@@ -344,7 +344,7 @@ def test_cancelled_task_stops_and_the_engine_goes_on(engine, prompts):
     assert len(run(engine, requests_of(prompts))) == 4
 
 
-def test_two_calls_at_once_do_not_touch_each_other(shared_engine, prompts):
+def test_two_concurrent_calls_do_not_affect_each_other(shared_engine, prompts):
     one, other = requests_of(prompts), requests_of(prompts[::-1], seed=50, temperature=0.5)
     expected = run(shared_engine, one), run(shared_engine, other)
 
@@ -392,7 +392,7 @@ def test_weights_of_the_training_backend_make_the_engine_follow_it(engine, stori
 
 
 @pytest.mark.parametrize("max_batch_size", [1024, 2])
-def test_sequences_in_flight_go_on_under_new_weights(max_batch_size, stories, plain, prompts):
+def test_running_sequences_continue_under_new_weights(max_batch_size, stories, plain, prompts):
     engine = make_engine(stories, max_batch_size=max_batch_size)
     new = load_model(stories, attention="eager")
     with torch.no_grad():
@@ -434,7 +434,7 @@ def test_sequences_in_flight_go_on_under_new_weights(max_batch_size, stories, pl
     ],
     ids=["one is missing", "one is unknown", "one has another shape"],
 )
-def test_weights_that_do_not_fit_are_refused_and_nothing_is_served_until_whole_ones_come(
+def test_mismatched_weights_are_refused_and_the_engine_refuses_to_generate_until_complete_ones_arrive(
     spoil, message, engine, stories, prompts
 ):
     before = run(engine, requests_of(prompts))

@@ -186,7 +186,7 @@ def test_an_interrupt_in_a_hook_is_never_passed_over():
 
 
 @pytest.mark.parametrize("failed", [None, ValueError("the run")])
-def test_at_the_end_every_plugin_is_told_and_a_failing_one_does_not_hide_the_error_of_the_run(failed, caplog):
+def test_run_end_calls_every_plugin_and_a_failing_one_does_not_hide_the_error_of_the_run(failed, caplog):
     told = []
     bad = observer("Bad", rlcore_run_end=_fail)
     hooks = Hooks([bad, observer("Good", rlcore_run_end=lambda run, error: told.append(error))])
@@ -286,7 +286,7 @@ class Wrapper:
         (Wrapper, "defines 'rlcore_step_end' as a wrapper, but hooks only observe.\nRemove wrapper=True."),
     ],
 )
-def test_a_plugin_that_would_not_do_what_it_says_is_refused_before_the_run(plugin, words):
+def test_an_ineffective_hook_plugin_is_refused_before_the_run(plugin, words):
     with pytest.raises(ConfigError) as caught:
         Hooks([plugin])
 

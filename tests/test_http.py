@@ -53,7 +53,7 @@ def ask(request):
     ("content", "kind", "decoded"),
     [(b'{"a": [1]}', JSON, {"a": [1]}), (b"", JSON, None), (b"Cache flushed.", TEXT, "Cache flushed.")],
 )
-def test_a_whole_answer_is_decoded(ask, content, kind, decoded):
+def test_a_complete_answer_is_decoded(ask, content, kind, decoded):
     with answering(content, kind=kind) as server:
         assert ask(server) == decoded
 
@@ -63,7 +63,7 @@ def test_a_whole_answer_is_decoded(ask, content, kind, decoded):
     [(b'{"choices": [{"tok', 1000), (b'{"choices": [{"tok', 18), (b"", 10)],
     ids=["shorter than it says", "no JSON", "nothing"],
 )
-def test_an_answer_that_broke_off_is_an_error_and_no_text(ask, content, length):
+def test_a_truncated_answer_is_an_error(ask, content, length):
     with (
         answering(content, length=length) as server,
         pytest.raises(InfrastructureError, match="incomplete response from the test server"),
@@ -71,13 +71,13 @@ def test_an_answer_that_broke_off_is_an_error_and_no_text(ask, content, length):
         ask(server)
 
 
-def test_a_refusal_is_told_with_its_status(ask):
+def test_an_error_response_is_raised_with_its_status(ask):
     with answering(b"no such path", kind=TEXT, status="404 Not Found") as server, pytest.raises(BadAnswer) as caught:
         ask(server)
     assert caught.value.status == 404 and "no such path" in str(caught.value)
 
 
-def test_a_server_with_a_key_says_how_to_give_it_and_gets_it(ask, monkeypatch):
+def test_an_api_key_is_sent_and_a_missing_one_is_named(ask, monkeypatch):
     with (
         answering(b"{}", status="401 Unauthorized") as server,
         pytest.raises(BadAnswer, match="api_key_variable=NAME"),
@@ -92,7 +92,7 @@ def test_a_server_with_a_key_says_how_to_give_it_and_gets_it(ask, monkeypatch):
         bearer("SOME_KEY")
 
 
-def test_what_is_no_http_is_an_error():
+def test_an_answer_that_is_not_http_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve():

@@ -25,7 +25,7 @@ def test_seeds_are_the_documented_mix():
     assert 0 <= mix(-5, 2**80) < 2**63
 
 
-def test_order_and_seeds_are_fixed_for_ever():
+def test_order_and_seeds_never_change():
     loader = PromptLoader(num_prompts=5, seed=0)
 
     steps = [[issued.prompt_id for issued in loader.issue(3)] for _ in range(4)]
@@ -104,7 +104,7 @@ def test_kill_at_any_point_consumes_each_position_once_in_order(num_prompts, see
     assert sorted(consumed + loader.outstanding) == list(range(next_position))
 
 
-def test_state_over_its_own_loader_gives_up_what_is_outstanding():
+def test_loading_a_loaders_own_state_issues_outstanding_prompts_again():
     loader = PromptLoader(10, seed=3)
     first = loader.issue(4)
     loader.finish([0, 1])
@@ -126,7 +126,7 @@ def test_state_over_its_own_loader_gives_up_what_is_outstanding():
     ],
     ids=["never issued", "finished twice", "named twice", "not finished"],
 )
-def test_wrong_entry_in_the_ledger_is_loud_and_changes_nothing(call, problem):
+def test_invalid_position_is_refused_and_changes_nothing(call, problem):
     loader = PromptLoader(4, seed=0)
     loader.issue(2)
     loader.finish([1])

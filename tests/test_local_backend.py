@@ -528,7 +528,7 @@ def test_transformers_opens_a_saved_model_and_computes_the_same(name, paths, tmp
     [(0, "qwen2"), (2, "qwen2"), (2, "gemma2")],
     ids=["before the first step", "after two steps", "a family without sdpa"],
 )
-def test_training_goes_on_bit_for_bit_after_save_and_load(steps_before, name, paths, tmp_path):
+def test_training_continues_bit_for_bit_after_save_and_load(steps_before, name, paths, tmp_path):
     path = paths[name]
     config = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=1, weight_decay=0.1)
     context = BackendContext(total_steps=5)
@@ -600,7 +600,7 @@ def broken(path, tmp_path, *, remove=(), write=None):
     ],
     ids=["no config", "no weights", "pickled weights", "unknown family", "config is no JSON", "weights are no weights"],
 )
-def test_model_directory_that_cannot_be_used_says_what_is_wrong(change, message, path, tmp_path):
+def test_unusable_model_directory_is_refused_with_the_reason(change, message, path, tmp_path):
     with pytest.raises(ModelError, match=message) as caught:
         make_backend(broken(path, tmp_path, **change))
 
@@ -609,7 +609,7 @@ def test_model_directory_that_cannot_be_used_says_what_is_wrong(change, message,
     assert second.strip()
 
 
-def test_path_that_is_not_there_names_its_neighbour(path, tmp_path):
+def test_missing_path_suggests_a_similar_one(path, tmp_path):
     broken(path, tmp_path)
 
     with pytest.raises(ModelError, match=r"there is no such directory. Did you mean '.*/model'\?\nIt must be a local"):

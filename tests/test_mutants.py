@@ -633,7 +633,7 @@ for test, suites in {
         "loses a row": sent(lambda mini, counts: (mini.take(range(len(mini) - 1)), counts)),
         "counts the step": sent(lambda mini, counts: (mini, Counts(rows=16, tokens=48))),
     },
-    "update_tells_a_skipped_step": {
+    "update_reports_a_skipped_step": {
         "is silent": algorithm(update=lambda self, roles, experience: {k: v for k, v in GRPO.update(self, roles, experience).items() if k != "actor/skipped"}),
     },
     "state_is_json_and_a_resume_goes_on_in_the_same_way": {
@@ -697,7 +697,7 @@ for test, suites in {
         "calls nobody": split(lambda calls, meshes: [None] * len(calls)),
     },
     "the_callers_arguments_stay_as_they_are": {"sets an option": mode(split=sets_an_option)},
-    "results_are_told_in_rank_order_without_those_not_called": {
+    "results_are_in_rank_order_without_ranks_that_were_not_called": {
         "is reversed": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: list(outputs)[::-1]),
         "wants all": mode(dispatch.RankZero, DispatchContract, collect=lambda self, outputs, meshes: next(o.upper() for o in outputs[::-1])),
         "tells nothing": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: None),

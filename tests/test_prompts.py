@@ -89,7 +89,7 @@ def user(content):
     return [{"role": "user", "content": content}]
 
 
-def test_plain_prompts_lie_end_to_end_with_their_columns(plain):
+def test_plain_prompts_are_concatenated_with_their_columns(plain):
     prepared = prepare(plain, {"question": "ab", "answer": "x"}, {"question": "c", "answer": "y"})
 
     assert prepared.token_ids.tolist() == [BOS, 2, 3, BOS, 4]
@@ -110,7 +110,7 @@ def test_plain_prompts_lie_end_to_end_with_their_columns(plain):
     ],
     ids=["equal", "other order", "other token", "other cut"],
 )
-def test_fingerprint_tells_prompts_apart(plain, rows, same):
+def test_fingerprint_depends_on_the_prompts(plain, rows, same):
     reference = prepare(plain, {"text": "ab"}, {"text": "c"}).fingerprint()
 
     assert (prepare(plain, *rows).fingerprint() == reference) is same
@@ -201,7 +201,7 @@ def test_the_fingerprint_of_a_column_follows_its_values_alone(plain):
     assert set(reference) == {"text", "prompt", "answer", "meta"}
 
 
-def test_objects_without_a_text_of_their_own_have_the_same_fingerprint_in_every_process(plain):
+def test_objects_with_the_default_repr_have_the_same_fingerprint_in_every_process(plain):
     first, second = (prepare(plain, {"text": "a", "it": object(), "set": {"x", "y"}}) for _ in range(2))
 
     assert first.column_fingerprints() == second.column_fingerprints()
@@ -278,7 +278,7 @@ def test_row_that_does_not_fill_the_template_is_named(plain, row, problem):
     ],
     ids=["empty", "null", "no messages", "blank", "number", "no content", "no message", "answered"],
 )
-def test_prompt_that_asks_nothing_is_named_with_its_row(chat, prompt, problem):
+def test_unusable_prompt_is_named_with_its_row(chat, prompt, problem):
     text = message(DataError, chat, {"prompt": "a"}, {"prompt": prompt})
 
     first, second = text.split("\n")
@@ -347,7 +347,7 @@ def test_chat_without_template_is_refused_at_once(plain):
     [("plain", {}, "the tokenizer of 'tiny' has no chat template"), ("chat", {"chat": "never"}, "data.chat=never")],
     ids=["no template", "never"],
 )
-def test_messages_without_chat_template_say_what_to_do(request, tokenizer, options, reason):
+def test_messages_without_chat_template_are_refused(request, tokenizer, options, reason):
     text = message(DataError, request.getfixturevalue(tokenizer), {"messages": user("a")}, **options)
 
     assert text == (
@@ -391,7 +391,7 @@ def test_overlong_prompt_is_an_error_with_the_limit_to_type(plain):
         ("truncate", [3, 4, 5, BOS, 6, 2, 3, 4], [0, 1, 2], {"overlong_dropped": 0, "overlong_truncated": 2}),
     ],
 )
-def test_overlong_prompts_are_dropped_or_cut_and_counted(plain, overlong, token_ids, source_index, counts):
+def test_overlong_prompts_are_dropped_or_truncated_and_counted(plain, overlong, token_ids, source_index, counts):
     prepared = prepare(plain, *LONG, max_prompt_tokens=3, overlong=overlong)
 
     assert prepared.token_ids.tolist() == token_ids
@@ -444,7 +444,7 @@ SURROGATES = {
 
 
 @pytest.mark.parametrize(("rows", "options", "chat_template"), SURROGATES.values(), ids=list(SURROGATES))
-def test_a_prompt_with_half_of_a_character_is_refused_with_its_row(rows, options, chat_template):
+def test_a_prompt_with_half_of_a_surrogate_pair_is_refused_with_its_row(rows, options, chat_template):
     with pytest.raises(DataError) as caught:
         PromptBuilder(make_tokenizer(chat_template), options).prepare(Rows(*rows))
 

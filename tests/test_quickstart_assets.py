@@ -85,7 +85,7 @@ def test_same_recipe_makes_the_same_bytes(assets, tmp_path):
     assert digest(again.train) == digest(assets.train)
 
 
-def test_another_seed_makes_another_model_in_another_place(assets):
+def test_another_seed_makes_another_model_in_another_directory(assets):
     other = prepare(assets.model.parents[1], Recipe(**{**as_dict(SMALL), "seed": 1}))
 
     assert other.model != assets.model
@@ -104,7 +104,7 @@ def test_making_leaves_the_random_state_and_the_threads_alone(tmp_path):
     assert torch.get_num_threads() == threads
 
 
-def test_second_time_nothing_is_made(assets, monkeypatch):
+def test_existing_assets_are_not_made_again(assets, monkeypatch):
     monkeypatch.setattr(quickstart, "_make", lambda *arguments: pytest.fail("made again"))
 
     assert prepare(assets.model.parents[1], SMALL) == assets
@@ -175,7 +175,7 @@ def test_unknown_asset_is_refused():
     ],
     ids=["own", "xdg", "home"],
 )
-def test_cache_is_where_the_environment_says(variables, directory, monkeypatch):
+def test_cache_directory_follows_the_environment_variables(variables, directory, monkeypatch):
     for name in ("RLCORE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -184,7 +184,7 @@ def test_cache_is_where_the_environment_says(variables, directory, monkeypatch):
     assert cache_directory() == Path(directory)
 
 
-def test_warm_start_teaches_the_form_of_an_answer_and_nothing_of_sorting(tmp_path):
+def test_warm_start_teaches_the_form_of_an_answer_but_not_sorting(tmp_path):
     """Sampled at temperature 1, answers end and have the digits, in any of the six orders."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -52,7 +52,7 @@ def test_ranks_that_do_not_end_are_ended(tmp_path):
 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["the first byte", "the last"])
-def test_ranks_that_read_different_files_are_told(place, tmp_path):
+def test_ranks_that_read_different_files_are_refused(place, tmp_path):
     models = []
     for name in ("one", "two", "other"):
         model = tmp_path / name

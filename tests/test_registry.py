@@ -254,7 +254,7 @@ def test_two_files_of_one_name_stay_apart(tmp_path):
     assert scores == [1.0, 2.0]
 
 
-def test_a_file_that_fails_is_run_again_once_it_is_mended(tmp_path):
+def test_a_file_that_failed_is_imported_again_after_a_fix(tmp_path):
     file = tmp_path / "r.py"
     file.write_text("1 / 0")
     with pytest.raises(PluginImportError, match="ZeroDivisionError"):
@@ -305,7 +305,7 @@ def test_each_way_in_which_project_code_can_be_wrong_has_its_text(site, monkeypa
     assert words in str(caught.value)
 
 
-def test_a_lazy_attribute_that_fails_is_told_as_an_import(site):
+def test_a_failing_lazy_attribute_is_reported_as_a_failed_import(site):
     write_module(site, "lazy", "def __getattr__(name):\n    import absent_dependency\n")
 
     with pytest.raises(PluginImportError, match="needs the Python package 'absent_dependency'"):
@@ -511,7 +511,7 @@ def test_methods_and_parameters_are_compared_with_the_protocol(change, miss):
     assert f"does not meet the Tracker protocol: {miss}.\n" in str(caught.value)
 
 
-def test_all_misses_are_told_at_once():
+def test_all_misses_are_reported_together():
     plugin = type("Mine", (Complete,), {"log": None, "finish": lambda self: None})
 
     with pytest.raises(PluginProtocolError, match=r"no method log; finish\(\) lacks 'summary'\."):

@@ -440,7 +440,7 @@ def test_options_reach_classes_and_functions(spec):
         pytest.param("SOURCE", {}, "has no 'SOURCE'.", id="no_such_name"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_before_any_sample(spec, num_processes, attribute, options, message):
+def test_reward_that_cannot_be_loaded_is_refused_before_any_sample(spec, num_processes, attribute, options, message):
     with pytest.raises(ConfigError) as caught:
         RewardExecutor([spec(attribute, options=options)], num_processes=num_processes)
 
@@ -518,7 +518,7 @@ def test_forgotten_executor_ends_its_children(spec):
     assert not alive(pid)
 
 
-def test_timeout_also_ends_what_the_reward_started(spec, tmp_path):
+def test_timeout_also_ends_processes_started_by_the_reward(spec, tmp_path):
     note = tmp_path / "pid"
 
     outcomes = score([spec("spawn_and_hang")], samples("a", path=str(note)), timeout_s=5.0)

@@ -154,7 +154,7 @@ def test_trl_receives_lists():
     assert given["answer"] == ["x", "y"]
 
 
-def test_arguments_are_copies_of_what_can_change():
+def test_mutable_arguments_are_copies():
     row = {"completion": "4", "answer": ["4"]}
 
     arguments(read_signature(plain), row)["answer"].append("5")

@@ -163,7 +163,7 @@ def test_math_works_outside_the_main_thread():
     assert scores == [1.0]
 
 
-def test_math_without_its_package_says_what_to_install(monkeypatch):
+def test_math_without_its_package_is_refused_with_the_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
 
     with pytest.raises(UserError, match=r"needs the package math-verify\npip install 'rlcore\[math\]'"):
@@ -223,7 +223,7 @@ MIXED = [
         pytest.param("zero", [True, False, True, True, True], id="zero"),
     ],
 )
-def test_settle_keeps_what_on_error_says_and_counts_the_rest(on_error, keep):
+def test_settle_keeps_samples_according_to_on_error_and_counts_the_rest(on_error, keep):
     settled = settle(MIXED, on_error)
 
     assert settled.keep == keep

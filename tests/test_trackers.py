@@ -72,7 +72,7 @@ def test_jsonl_has_one_line_per_step_at_once(info):
     tracker.finish({})
 
 
-def test_jsonl_names_what_is_not_finite(info):
+def test_jsonl_names_metrics_that_are_not_finite(info):
     tracker = jsonl(info)
 
     tracker.log(1, {"b": math.nan, "a": math.inf, "fine": 1.0})
@@ -95,7 +95,7 @@ def test_jsonl_keeps_samples_readable(info):
     assert second["columns"] == {"answer": 4, "weight": None, "nested": {"x": [None, 2.0]}, "odd": "{1}"}
 
 
-def test_jsonl_writes_half_of_a_character_as_its_escape(info):
+def test_jsonl_escapes_half_of_a_surrogate_pair(info):
     tracker = jsonl(info)
 
     tracker.log(1, {"a\ud83d": 1.0})
@@ -116,7 +116,7 @@ def test_a_new_run_of_the_same_name_moves_old_lines_aside(info):
     assert [strict(info.directory / name)[0]["x"] for name in names] == [1.0, 2.0, 3.0]
 
 
-def test_a_resume_cuts_off_what_came_after_its_checkpoint(info):
+def test_a_resume_removes_lines_after_its_checkpoint(info):
     tracker = jsonl(info)
     for step in range(6):
         tracker.log(step, {"x": 1.0})
@@ -135,7 +135,7 @@ def test_a_resume_cuts_off_what_came_after_its_checkpoint(info):
     assert sorted(path.name for path in info.directory.iterdir()) == ["metrics.jsonl", "samples.jsonl"]
 
 
-def test_a_resume_leaves_out_a_broken_line_and_says_so(info, caplog):
+def test_a_resume_drops_an_incomplete_line_and_logs_it(info, caplog):
     tracker = jsonl(info)
     for step in range(3):
         tracker.log(step, {"x": 1.0})
@@ -389,7 +389,7 @@ def test_shorten(text, limit, expected):
     assert shorten(text, limit) == expected
 
 
-def test_line_of_the_last_step_says_nothing_of_time_left():
+def test_line_of_the_last_step_has_no_time_left():
     assert line(State(name="x", total_steps=5, step=5, elapsed_s=3)) == "step 5/5"
 
 
@@ -445,7 +445,7 @@ def test_tensorboard_events_can_be_read(info):
     assert "4, ∑" in events.Tensors("sample/0/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
-def test_tensorboard_hides_what_a_resume_abandons(info):
+def test_tensorboard_hides_steps_abandoned_by_a_resume(info):
     pytest.importorskip("tensorboard")
     for resume_step, steps, value in ((None, range(1, 6), 1.0), (3, range(4, 6), 2.0)):
         tracker = TensorBoardTracker(TensorBoardConfig(), info)
@@ -503,7 +503,7 @@ def test_wandb_offline_leaves_a_run_that_can_be_synced(tmp_path):
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/samples_*.json"))
 
 
-def test_wandb_goes_on_with_a_resumed_run_and_never_with_another_of_its_name(info, monkeypatch):
+def test_wandb_continues_a_resumed_run_but_not_another_one_of_the_same_name(info, monkeypatch):
     seen = []
     run = SimpleNamespace(summary={}, finish=lambda: None)
     fake = SimpleNamespace(Error=OSError, init=lambda **options: seen.append(options["id"]) or run)
@@ -516,7 +516,7 @@ def test_wandb_goes_on_with_a_resumed_run_and_never_with_another_of_its_name(inf
     assert seen[0] == seen[1] != seen[2] == seen[3]
 
 
-def test_wandb_without_a_key_says_what_to_type(tmp_path):
+def test_wandb_without_a_key_is_refused_with_the_command_to_type(tmp_path):
     done = wandb_process(tmp_path, "online")
 
     assert "UserError: tracker 'wandb': " in done.stderr

@@ -94,7 +94,7 @@ def lose_a_weight(ranks):
     ],
     ids=lambda damage: damage.__name__,
 )
-def test_what_differs_is_seen(damage, ranks, whole):
+def test_differences_are_detected(damage, ranks, whole):
     damage(ranks)
 
     with pytest.raises(AssertionError):

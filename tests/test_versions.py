@@ -25,7 +25,7 @@ def installed(monkeypatch):
     return found
 
 
-def test_what_is_installed_passes_and_an_extra_is_asked_for_by_name(installed):
+def test_installed_versions_pass_and_extras_are_checked_on_request(installed):
     check_versions("some-plugin", "backend=some", "lora")
     del installed["peft"]
     check_versions("some-plugin", "backend=some")
@@ -45,7 +45,7 @@ def test_what_is_installed_passes_and_an_extra_is_asked_for_by_name(installed):
         ("0.9", "backend=some was written for numpy>=1, and numpy 0.9 is installed\nType  pip install 'numpy>=1'"),
     ],
 )
-def test_what_is_missing_or_of_another_version_is_named(version, message, installed):
+def test_missing_package_or_wrong_version_is_named(version, message, installed):
     installed["numpy"] = version
     if version is None:
         del installed["numpy"]

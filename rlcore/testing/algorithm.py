@@ -128,7 +128,7 @@ class AlgorithmContract:
             for mini, counts in updates:
                 equal(counts, count(mini.fetch("num_loss_tokens")), f"{name} is averaged over its mini-batch")
 
-    def test_update_tells_a_skipped_step(self) -> None:
+    def test_update_reports_a_skipped_step(self) -> None:
         algorithm, roles, experience = self.collected()
         roles.actor.skipped = 1.0
         found = algorithm.update(roles, experience).get("actor/skipped", Mean(0.0)).value

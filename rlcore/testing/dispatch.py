@@ -47,7 +47,7 @@ class DispatchContract:
             self.make().split(call, meshes)
             equal(show(call), show(self.call(meshes)), "split must not change its arguments")
 
-    def test_results_are_told_in_rank_order_without_those_not_called(self) -> None:
+    def test_results_are_in_rank_order_without_ranks_that_were_not_called(self) -> None:
         for meshes in _GRIDS:
             mode = self.make()
             calls = mode.split(self.call(meshes), meshes)
