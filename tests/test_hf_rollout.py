@@ -480,7 +480,7 @@ def test_sleep_refuses_requests_until_wake_and_close_ends_the_engine(engine, pro
     before = run(engine, requests_of(prompts))
     engine.sleep()
     engine.sleep()
-    with pytest.raises(InfrastructureError, match=r"sleeps\nCall wake\(\)"):
+    with pytest.raises(InfrastructureError, match=r"is asleep\nCall wake\(\)"):
         run(engine, requests_of(prompts))
     engine.wake()
     engine.wake()

@@ -570,7 +570,7 @@ def test_checkpoint_of_another_model_is_refused_by_the_name_of_a_parameter(paths
     backend = make_backend(paths["qwen3"])
 
     with pytest.raises(
-        ModelError, match=r"checkpoint of another model: .* parameters differ, the first is .*\nGive the"
+        ModelError, match=r"checkpoint of another model: .* parameters differ, the first is .*\nType the"
     ):
         backend.load(tmp_path)
 
@@ -667,5 +667,5 @@ def test_positions_that_depend_on_the_longest_sample_are_refused(paths, tmp_path
     config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(ModelError, match=r"rope_type=dynamic: .* neighbours\nGive config.json a fixed one"):
+    with pytest.raises(ModelError, match=r"rope_type=dynamic: .* other samples\nSet a fixed rope_type"):
         make_backend(tmp_path / "model")
