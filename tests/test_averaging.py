@@ -98,8 +98,8 @@ def test_mini_batch_without_loss_tokens_has_a_loss_of_zero():
 @pytest.mark.parametrize(
     ("terms", "average", "message"),
     [
-        (torch.zeros(3), "token-mean", r"average=token-mean wants one term per token, \[7\]; .* returned \(3,\)"),
-        (torch.zeros(7), "row-mean", r"average=row-mean wants one term per row, \[3\]; .* returned \(7,\)"),
+        (torch.zeros(3), "token-mean", r"average=token-mean needs one term per token, \[7\]; .* returned \(3,\)"),
+        (torch.zeros(7), "row-mean", r"average=row-mean needs one term per row, \[3\]; .* returned \(7,\)"),
         (torch.zeros(7, 1), "token-mean", r"returned \(7, 1\)"),
         (torch.zeros(()), "row-mean", r"returned \(\)"),
         (torch.zeros(7), "mean", "average 'mean' is not one of token-mean, seq-mean-token-mean"),
