@@ -156,9 +156,9 @@ def test_dpo_shows_its_rows_loss_and_truncated_responses(tmp_path, pairs, capsys
     assert "\nrollout " not in out
     loss, accuracy = lines[-1]["actor/loss"], lines[-1]["actor/accuracy"]
     assert f"  loss {loss:.4g}  accuracy {accuracy:.4g}  " in out
-    cut = [record.getMessage() for record in caplog.records if "are cut" in record.getMessage()]
+    cut = [record.getMessage() for record in caplog.records if "are truncated" in record.getMessage()]
     assert len(cut) == 1
-    assert cut[0].startswith("16 of the 16 responses of this step have more than 2 tokens and are cut")
+    assert cut[0].startswith("16 of the 16 responses of this step have more than 2 tokens and are truncated")
     assert "type  sampling.max_response_tokens=4" in cut[0]
 
 
