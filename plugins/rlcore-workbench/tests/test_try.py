@@ -175,7 +175,7 @@ def test_algorithms_of_the_core_are_valid(capsys, name):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("Scalar", "the loss raised ValueError: average=token-mean wants one term per token"),
+        ("Scalar", "the loss raised ValueError: average=token-mean needs one term per token"),
         ("NotANumber", "terms are not finite"),
         ("OnThePrompt", "prompt tokens have a gradient"),
         ("Detached", "the loss has no gradient: are its terms detached?"),
