@@ -10,6 +10,7 @@ from rlcore.data.prompts import PromptBuilder, PromptOptions
 from rlcore.errors import ConfigError, DataError
 from rlcore.trainer.prompts import Prompts, check_demonstrations
 from rlcore.workers.demonstrations import demonstrate
+from tests.rows import Rows
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
@@ -22,20 +23,6 @@ ASK = {"role": "user", "content": "Who?"}
 GOOD = {"role": "assistant", "content": " Lily. "}
 BAD = {"role": "assistant", "content": "Tom."}
 MORE = {"role": "user", "content": "Why?"}
-
-
-class Rows:
-    name = "rows"
-
-    def __init__(self, *rows):
-        self._rows = rows
-        self.columns = list(dict.fromkeys(name for row in rows for name in row))
-
-    def __len__(self):
-        return len(self._rows)
-
-    def __getitem__(self, index):
-        return self._rows[index]
 
 
 @pytest.fixture

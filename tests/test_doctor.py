@@ -147,14 +147,6 @@ def test_json_keys_are_the_documented_ones(findings):
     assert {tuple(it) for it in findings.values()} == {tuple(keys)} == {tuple(Finding.__dataclass_fields__)}
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    monkeypatch.undo()
-    refresh()
-
-
 def test_each_result_is_printed_at_once(site, capsys, monkeypatch):
     def judge(jobs, *_):
         name = jobs[0][2]

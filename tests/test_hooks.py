@@ -36,15 +36,6 @@ def observer(name: str, **hooks):
     return type(name, (), {hook: staticmethod(hookimpl(function)) for hook, function in hooks.items()})()
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A folder of installed plugins that the catalog sees."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    monkeypatch.undo()
-    refresh()
-
-
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_has_one_typed_method_that_gives_its_plugin_every_argument(hook):
     seen = {}

@@ -28,18 +28,6 @@ ENDINGS = {
 }
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "") or ""):
-            del sys.modules[name]
-    monkeypatch.undo()
-    refresh()
-
-
 def reward(site: Path, code: str) -> None:
     plant(site, "hostile-one", {"reward": {"hostile": "hostile_one:score"}}, code={"hostile_one": code + "\n" + REWARD})
     refresh()

@@ -19,6 +19,7 @@ from rlcore.data.files import FileDataset
 from rlcore.data.prompts import PromptBuilder, PromptOptions
 from rlcore.errors import ConfigError, DataError
 from rlcore.testing.waiting import HANG_S
+from tests.rows import Rows
 
 BOS, EOS = 0, 1
 CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + " \n:?.[]"
@@ -27,22 +28,6 @@ CHAT_TEMPLATE = (
     "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-
-
-class Rows:
-    """A data set as a plug-in would write it: no `where`, and keys may be missing."""
-
-    name = "rows"
-
-    def __init__(self, *rows):
-        self._rows = rows
-        self.columns = list(dict.fromkeys(name for row in rows for name in row))
-
-    def __len__(self):
-        return len(self._rows)
-
-    def __getitem__(self, index):
-        return self._rows[index]
 
 
 def make_tokenizer(chat_template=None, appends_eos=False):

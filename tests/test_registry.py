@@ -26,17 +26,6 @@ from rlcore.testing.waiting import HANG_S
 from tests.distributions import REWARD, environment, plant, write_module
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A folder on sys.path; the modules that a test imports from it are forgotten after the test."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "") or ""):
-            del sys.modules[name]
-
-
 def read(*sites: Path) -> Catalog:
     """The catalog of some folders alone."""
     return Catalog.from_path([str(site) for site in sites])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,11 @@ class VLLMRollout:
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
+def site(site, monkeypatch):
+    """The folder of conftest.py, beside rlcore 0.3.0."""
     monkeypatch.setattr("rlcore.__version__", "0.3.0")
     monkeypatch.delenv("RLCORE_DISABLE_PLUGINS", raising=False)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "") or ""):
-            del sys.modules[name]
+    return site
 
 
 def vllm(site: Path, code: str = ROLLOUT, *, requires=("rlcore>=0.3", "vllm_engine>=0.9; extra == 'vllm'")) -> None:

@@ -57,7 +57,7 @@ def on_two_machines():
 
 @pytest.fixture(scope="module")
 def of_a_cluster(on_two_machines):
-    """What tests/two_machines.py found out about a Ray cluster of both."""
+    """Facts that tests/two_machines.py reports about a Ray cluster of both."""
     return {name: result for line in on_two_machines("head", "node", 240) for name, result in line.items()}
 
 
