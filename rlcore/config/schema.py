@@ -49,9 +49,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         plain = "/" not in self.name and self.name not in (".", "..")
-        plain = (
-            plain and self.name.isprintable() and len(self.name.encode()) <= 200
-        )  # of the 255 that a file name may have
+        # A file name may have 255 bytes.
+        plain = plain and self.name.isprintable() and len(self.name.encode()) <= 200
         expected = "a printable name of 1 to 200 bytes without '/', which run.directory is for"
         require(plain, "name", expected, repr(self.name), "mine")
 

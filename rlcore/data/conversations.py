@@ -68,9 +68,8 @@ def response_text(
             "cannot be separated from its prompt: the chat template renders the whole conversation differently from"
             " the prompt alone\nGive the response as a text that follows the prompt."
         )
-    return whole[
-        len(asked) :
-    ].rstrip()  # an engine stops at the end of the turn; templates add only white space after it
+    # An engine stops at the end of the turn; templates add only white space after it.
+    return whole[len(asked) :].rstrip()
 
 
 def _turns(messages: Sequence[Message]) -> list[tuple[str, Any]]:

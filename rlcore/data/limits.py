@@ -31,7 +31,7 @@ def limited() -> Iterator[Callable[[], None]]:
         resource.setrlimit(resource.RLIMIT_AS, (_address_space(soft), hard))
         timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
         try:
-            yield lambda: _restart(LIMIT_S)
+            yield _restart
         finally:
             signal.setitimer(signal.ITIMER_REAL, *timer)
     finally:
@@ -47,8 +47,8 @@ def _address_space(present_limit: int) -> int:
     return limit if present_limit < 0 else min(present_limit, limit)
 
 
-def _restart(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def _restart() -> None:
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
 
 
 def _raise_late(*_: object) -> NoReturn:

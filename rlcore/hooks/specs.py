@@ -29,7 +29,7 @@ class Check:
     run: Callable[[], str]
     """Returns the finding; raises if there is a problem."""
     fix: str = ""
-    """What to type to fix the problem."""
+    """Command that fixes the problem."""
 
 
 @hookspec
