@@ -31,7 +31,7 @@ STABLE: Mapping[str, str] = {
     "rlcore.protocols.environment": "Completion Environment Message Step",
     "rlcore.protocols.optional": "ChecksModel Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel"
     " EstimatesStep Evaluates HasTools HasValueLoss LearnsFromTexts NamesRows Saving SavesInBackground ShowsMetrics"
-    " ShowsPhase SplitsRows TakesTurns",
+    " ShowsPhase SplitsRows FreesDevice",
     "rlcore.protocols.reward": "Reward RewardResult batched",
     "rlcore.protocols.roles": "Roles",
     "rlcore.protocols.rollout": "Rollout RolloutContext",
@@ -85,7 +85,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.registry": "Resolved catalog load resolve",
     "rlcore.rewards.executor": "RewardExecutor",
     "rlcore.rewards.pipeline": "Outcome",
-    "rlcore.rewards.scorer": "RewardSpec build_reward",
+    "rlcore.rewards.runner": "RewardSpec build_reward",
     "rlcore.rewards.signature": "arguments check_columns read_signature required_columns",
     # tools around a run
     "rlcore.surface": "private_imports",

@@ -81,14 +81,18 @@ def test_auto_never_falls_back_to_cpus_where_gpus_do_not_suffice(monkeypatch):
 
 
 @pytest.mark.parametrize(("setting", "device", "took"), [("auto", "cpu", 0), ("auto", "cuda", 1), ("always", "cpu", 1)])
-def test_turns_planned_for_gpus_are_not_taken_on_cpus(monkeypatch, setting, device, took):
+def test_sharing_planned_for_gpus_is_not_used_on_cpus(monkeypatch, setting, device, took):
     left = []
     group = SimpleNamespace(offload=lambda: left.append("actor"))
     monkeypatch.setattr("rlcore.trainer.launch._spawn", lambda plan, runtime, role: group)
-    monkeypatch.setattr("rlcore.trainer.launch.Roles", lambda *_, **__: SimpleNamespace(take_turns=lambda groups: None))
+    monkeypatch.setattr(
+        "rlcore.trainer.launch.Roles", lambda *_, **__: SimpleNamespace(share_devices=lambda groups: None)
+    )
     monkeypatch.setattr("rlcore.trainer.launch.sampling", lambda config: None)
-    config = SimpleNamespace(take_turns=setting, pools={}, sampling=SimpleNamespace(samples_per_prompt=1), reward=None)
-    plan = SimpleNamespace(config=config, placement={"actor": "m", "rollout": "m"}, turns=("actor",), rewards=())
+    config = SimpleNamespace(
+        device_sharing=setting, pools={}, sampling=SimpleNamespace(samples_per_prompt=1), reward=None
+    )
+    plan = SimpleNamespace(config=config, placement={"actor": "m", "rollout": "m"}, sharing=("actor",), rewards=())
     runtime = SimpleNamespace(start=lambda pools, env: None, device=lambda pool: device)
 
     start_roles(plan, runtime, None, ["actor", "rollout"], print)

@@ -517,7 +517,7 @@ def reward(target, module="tests.test_mutants"):
 
 for test, fault, suite in (
     ("the_examples_get_their_scores", "is always right", reward("always_one")),
-    ("any_completion_has_a_verdict", "wants digits", reward("needs_a_number")),
+    ("any_completion_gets_a_score", "wants digits", reward("needs_a_number")),
     ("the_same_sample_scores_the_same_again", "remembers", reward("counts_calls")),
     ("the_score_does_not_depend_on_the_other_samples", "compares", reward("above_the_mean")),
     ("the_columns_that_it_reads_are_declared", "needs another", reward("reads_what_it_does_not_declare")),

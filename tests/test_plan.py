@@ -682,10 +682,10 @@ PPO_WITH_REFERENCE = {"name": "ppo", "kl": {"coefficient": 0.1}}
     ],
 )
 def test_roles_that_share_devices_with_the_rollout(plan_of, monkeypatch, setting, device, placement, expected):
-    monkeypatch.setattr("rlcore.trainer.turns.resolve_device", lambda asked: device)
+    monkeypatch.setattr("rlcore.trainer.sharing.resolve_device", lambda asked: device)
     settings = {"algorithm": PPO_WITH_REFERENCE, "pools": pools(main=1, other=1), "placement": placement}
 
-    assert plan_of(take_turns=setting, **settings).turns == expected
+    assert plan_of(device_sharing=setting, **settings).sharing == expected
 
 
 ELSEWHERE = {"name": "ray", "address": "10.0.0.1:6379"}
@@ -700,7 +700,7 @@ def test_plan_for_a_cluster_shows_that_devices_are_undecided(plan_of, monkeypatc
         "devices pools.main.device=auto: cuda if the cluster at 10.0.0.1:6379 has GPUs, else cpu; decided when the run joins it"
     )
     assert "pool main (1 × 1 auto)" in line(plan, "role actor")
-    assert plan.turns == ("actor",)
+    assert plan.sharing == ("actor",)
     assert line(plan, "sharing").endswith(" (only if it has GPUs)")
 
 
@@ -710,7 +710,7 @@ def test_plan_for_a_cluster_with_a_named_device_ignores_this_machine(plan_of, mo
     plan = plan_of(runtime=ELSEWHERE, pools=pools(main=1))
 
     assert "pool main (1 × 1 cpu)" in line(plan, "role actor")
-    assert plan.turns == ()
+    assert plan.sharing == ()
 
 
 def test_plan_shows_unused_gpus_of_this_machine(plan_of, monkeypatch):
@@ -726,34 +726,34 @@ def test_plan_shows_unused_gpus_of_this_machine(plan_of, monkeypatch):
 
 
 class Stays(FakeRollout):
-    takes_turns = None
+    frees_device = None
 
 
 def test_impossible_device_sharing_is_refused(plan_of):
     with pytest.raises(ConfigError) as error:
-        plan_of(take_turns="always", pools=pools(main=1, other=1), placement={"rollout": "other"})
+        plan_of(device_sharing="always", pools=pools(main=1, other=1), placement={"rollout": "other"})
     assert str(error.value) == (
-        "take_turns=always, but no model is in the rollout's pool 'other'\n"
-        "Type  placement=colocated   or remove take_turns"
+        "device_sharing=always, but no model is in the rollout's pool 'other'\n"
+        "Type  placement=colocated   or remove device_sharing"
     )
-    with pytest.raises(ConfigError, match=r"rollout=.*Stays does not declare .*\nType  take_turns=never"):
-        plan_of(take_turns="always", rollout={"name": f"{__name__}:Stays"})
-    with pytest.raises(ConfigError, match="take_turns"):
-        plan_of(take_turns="sometimes")
+    with pytest.raises(ConfigError, match=r"rollout=.*Stays does not declare .*\nType  device_sharing=never"):
+        plan_of(device_sharing="always", rollout={"name": f"{__name__}:Stays"})
+    with pytest.raises(ConfigError, match="device_sharing"):
+        plan_of(device_sharing="sometimes")
 
 
 def test_an_engine_that_cannot_free_its_gpu_is_logged(plan_of, monkeypatch, caplog):
-    monkeypatch.setattr("rlcore.trainer.turns.resolve_device", lambda asked: "cuda")
+    monkeypatch.setattr("rlcore.trainer.sharing.resolve_device", lambda asked: "cuda")
 
-    assert plan_of(rollout={"name": f"{__name__}:Stays"}).turns == ()
+    assert plan_of(rollout={"name": f"{__name__}:Stays"}).sharing == ()
 
     assert (
-        "rollout does not declare that it can free its device (takes_turns), so actor and rollout hold" in caplog.text
+        "rollout does not declare that it can free its device (frees_device), so actor and rollout hold" in caplog.text
     )
 
 
 def test_device_sharing_on_cpus_must_fit_together(plan_of, monkeypatch):
-    plan = plan_of(take_turns="always")
+    plan = plan_of(device_sharing="always")
     need = estimate_of_actor(plan.config) + rollout_bytes(
         ModelSize.read(Path(plan.config.model.path)), num_sequences=12, max_tokens=48, half=False
     )
@@ -770,7 +770,7 @@ def test_device_sharing_on_cpus_must_fit_together(plan_of, monkeypatch):
 
 
 def test_device_sharing_on_gpus_must_fit_each_phase_and_the_host(plan_of, monkeypatch):
-    for module in ("turns", "describe"):
+    for module in ("sharing", "describe"):
         monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
     plan = plan_of(algorithm=PPO_WITH_REFERENCE)
     size = ModelSize.read(Path(plan.config.model.path))
@@ -801,7 +801,7 @@ def estimate_of_actor(config):
 
 
 def test_a_plan_counts_a_weight_update_in_addition_to_the_engine(plan_of, monkeypatch):
-    for module in ("turns", "describe"):
+    for module in ("sharing", "describe"):
         monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
     monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: 2**30)
     monkeypatch.setattr(TakesHalf, "engine_bytes", lambda config, weights, cache, *, device: device - 2**10)
@@ -873,7 +873,7 @@ def test_an_engine_can_estimate_its_own_memory(plan_of, monkeypatch):
     weights, whole = (rollout_bytes(size, num_sequences=n, max_tokens=48, half=False) for n in (0, 12))
 
     assert human(2 * whole - weights) in line(plan, "role rollout")
-    for module in ("turns", "describe"):
+    for module in ("sharing", "describe"):
         monkeypatch.setattr(f"rlcore.trainer.{module}.resolve_device", lambda asked: "cuda")
     monkeypatch.setattr("rlcore.trainer.describe.device_bytes", lambda: 7 * 2**30)
     plan = plan_of(rollout={"name": f"{__name__}:TakesHalf"})

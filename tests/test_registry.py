@@ -517,7 +517,7 @@ def test_an_instance_where_a_class_is_wanted_is_named_as_such(site):
 @pytest.mark.parametrize(
     ("kind", "member", "meant"),
     [
-        ("backend", "take_turns", "takes_turns"),
+        ("backend", "free_device", "frees_device"),
         ("rollout", "engine_byte", "engine_bytes"),
         ("algorithm", "witout", "without"),
         ("algorithm", "compare_samples", "compares_samples"),

@@ -10,7 +10,7 @@ from rlcore.config.schema import RewardConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError
 from rlcore.rewards.relative import relative
-from rlcore.rewards.scorer import RewardSpec
+from rlcore.rewards.runner import RewardSpec
 from rlcore.trainer.roles import Roles
 from rlcore.types import Sampling
 

@@ -243,7 +243,7 @@ def test_scores_come_back_in_order(spec, num_processes, attribute, values):
         pytest.param("needs_gold", "asks for column 'gold', which the sample does not have", id="column"),
     ],
 )
-def test_no_verdict_is_an_error_never_a_number(spec, attribute, message):
+def test_no_score_is_an_error_never_a_number(spec, attribute, message):
     outcome = score([spec(attribute)], samples(), num_processes=0)[1]
 
     assert (outcome.status, outcome.value, outcome.reward) == ("error", None, attribute)

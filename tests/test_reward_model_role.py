@@ -58,7 +58,7 @@ def test_the_score_is_the_value_after_the_last_token(assets, reward_model, tmp_p
     run = launch(plan, Hooks([]))
     try:
         samples = run.roles.generate(run.next_prompts(4))
-        scored = run.roles.judge(samples).local()
+        scored = run.roles.compute_rewards(samples).local()
     finally:
         run.close({})
 

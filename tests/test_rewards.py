@@ -12,7 +12,7 @@ from rlcore.errors import ConfigError, SampleError, UserError
 from rlcore.rewards.length import Length
 from rlcore.rewards.match import GSM8K, ExactMatch, NumberMatch, Regex, last_number
 from rlcore.rewards.math import Math
-from rlcore.rewards.pipeline import Outcome, Part, combine, settle
+from rlcore.rewards.pipeline import Outcome, RewardPart, combine, final_rewards
 from rlcore.rewards.sorted_digits import sorted_digits
 from rlcore.testing.waiting import HANG_S
 from rlcore.types import Mean
@@ -185,8 +185,8 @@ def test_bad_option_is_refused_at_construction(cls, options, message):
         make(cls, **options)
 
 
-SCORE, SKIP = Part("score", 0.5), Part("skip")
-TIMEOUT, ERROR = Part("timeout", message="late"), Part("error", message="boom")
+SCORE, SKIP = RewardPart("score", 0.5), RewardPart("skip")
+TIMEOUT, ERROR = RewardPart("timeout", message="late"), RewardPart("error", message="boom")
 
 
 @pytest.mark.parametrize(
@@ -224,14 +224,14 @@ MIXED = [
     ],
 )
 def test_settle_keeps_samples_according_to_on_error_and_counts_the_rest(on_error, keep):
-    settled = settle(MIXED, on_error)
+    final = final_rewards(MIXED, on_error)
 
-    assert settled.keep == keep
-    assert [value for value, kept in zip(settled.rewards, keep, strict=True) if kept][-1] == 1.0
-    assert all(math.isnan(value) for value, kept in zip(settled.rewards, keep, strict=True) if not kept)
-    assert settled.counts == {"score": 2, "skip": 1, "timeout": 1, "error": 1}
-    assert settled.metrics == {"reward/a": Mean(1.0, 2.0), "reward/a/format": Mean(0.25, 1.0)}
-    assert settled.messages == [
+    assert final.keep == keep
+    assert [value for value, kept in zip(final.rewards, keep, strict=True) if kept][-1] == 1.0
+    assert all(math.isnan(value) for value, kept in zip(final.rewards, keep, strict=True) if not kept)
+    assert final.counts == {"score": 2, "skip": 1, "timeout": 1, "error": 1}
+    assert final.metrics == {"reward/a": Mean(1.0, 2.0), "reward/a/format": Mean(0.25, 1.0)}
+    assert final.messages == [
         "reward 'a' on sample 2 of prompt 0: late",
         "reward 'a' on sample 3 of prompt 0: boom",
     ]
@@ -255,10 +255,10 @@ def test_settle_keeps_samples_according_to_on_error_and_counts_the_rest(on_error
 )
 def test_settle_raises_with_reward_sample_and_what_to_type(outcomes, message):
     with pytest.raises(SampleError) as caught:
-        settle(outcomes, "raise")
+        final_rewards(outcomes, "raise")
 
     assert str(caught.value) == message
 
 
 def test_skips_do_not_raise():
-    assert settle(MIXED[:2], "raise").keep == [True, False]
+    assert final_rewards(MIXED[:2], "raise").keep == [True, False]

@@ -174,7 +174,7 @@ class LocalBackend:
         return world_size
 
     @staticmethod
-    def takes_turns(config: LocalConfig) -> bool:
+    def frees_device(config: LocalConfig) -> bool:
         """Return True: the model can be offloaded."""
         return True
 

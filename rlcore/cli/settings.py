@@ -76,7 +76,7 @@ def _data(config: Config) -> str:
 
 
 def _reward(config: Config) -> str:
-    from rlcore.rewards.scorer import build_reward
+    from rlcore.rewards.runner import build_reward
     from rlcore.trainer.plan import reward_specs
 
     specs = reward_specs(config)

@@ -240,7 +240,7 @@ class Config:
     transfer: str = "auto"
     """Weight transfer to the engine; auto: inprocess if actor and rollout share a pool, else object_store; collective
     broadcasts between pools."""
-    take_turns: Literal["auto", "always", "never"] = "auto"
+    device_sharing: Literal["auto", "always", "never"] = "auto"
     """Device sharing: models in the rollout's pool are offloaded while it generates, and it sleeps while they train.
     auto: on GPUs, if backend and rollout support it."""
     trackers: tuple[Choice, ...] = (Choice(name="console"), Choice(name="jsonl"))

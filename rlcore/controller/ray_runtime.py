@@ -202,7 +202,7 @@ class RayRuntime:
                 num_gpus=1 if pool.device == "cuda" else 0,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank // pool.devices_per_node),
-                runtime_env=_environment(pool, env[rank] if rank < len(env) else {}),
+                runtime_env=_runtime_env(pool, env[rank] if rank < len(env) else {}),
             ).remote(
                 HostInfo(
                     pool=name,
@@ -353,7 +353,7 @@ def _check_address(address: str) -> None:
         ) from error
 
 
-def _environment(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:
+def _runtime_env(pool: PoolConfig, env: Mapping[str, str]) -> dict[str, Any]:
     variables = {
         "OMP_NUM_THREADS": str(pool.cpus_per_device),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -96,7 +96,7 @@ def _at_least(config: Any, **lowest: float) -> None:
 class Backend(Protocol):
     """One rank of one model. A class attribute `Config` (dataclass) holds the backend's own settings.
 
-    Optional members: `TakesTurns`, `EstimatesModel`, `EstimatesStep`, `SplitsRows` and `SavesInBackground` of
+    Optional members: `FreesDevice`, `EstimatesModel`, `EstimatesStep`, `SplitsRows` and `SavesInBackground` of
     `rlcore.protocols.optional`.
 
     If `world_size > 1`, the host has initialised `torch.distributed` before it creates the backend; the backend may

@@ -69,10 +69,10 @@ class HasValueLoss(Protocol):
 
 
 @runtime_checkable
-class TakesTurns(Protocol):
+class FreesDevice(Protocol):
     """A backend or rollout that can free its device while the other one computes (device sharing)."""
 
-    def takes_turns(self, config: Any) -> bool:
+    def frees_device(self, config: Any) -> bool:
         """Return whether these settings allow it. A static method."""
 
 
@@ -187,8 +187,8 @@ class ShowsPhase(Protocol):
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, Evaluates, ShowsMetrics, HasValueLoss),
-    "backend": (TakesTurns, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
-    "rollout": (TakesTurns, EstimatesEngine, ChecksModel),
+    "backend": (FreesDevice, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
+    "rollout": (FreesDevice, EstimatesEngine, ChecksModel),
     "environment": (HasTools, Closes),
     "dataset": (NamesRows,),
     "tracker": (ShowsPhase,),

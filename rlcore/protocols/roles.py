@@ -14,7 +14,7 @@ from rlcore.types import Sampling
 
 if TYPE_CHECKING:
     from rlcore.data.batch import Batch
-    from rlcore.rewards.scorer import RewardSpec
+    from rlcore.rewards.runner import RewardSpec
     from rlcore.workers.critic import CriticWorker
     from rlcore.workers.policy import PolicyWorker, ReferenceWorker
     from rlcore.workers.reward import RewardWorker
@@ -82,5 +82,5 @@ class Roles(Protocol):
     def score(self, samples: Batch) -> Batch:
         """Add rewards. Samples without one are dropped and counted, or end the run (`reward.on_error`)."""
 
-    def judge(self, samples: Batch) -> Batch:
+    def compute_rewards(self, samples: Batch) -> Batch:
         """Add the results of the reward model and the rewards, and keep every row."""

@@ -29,7 +29,7 @@ class RolloutContext:
 class Rollout(Protocol):
     """An inference engine. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `TakesTurns`, `EstimatesEngine` and `ChecksModel` of `rlcore.protocols.optional`.
+    Optional members: `FreesDevice`, `EstimatesEngine` and `ChecksModel` of `rlcore.protocols.optional`.
     """
 
     Config: type

@@ -26,15 +26,15 @@ from typing import Any
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
 from rlcore.rewards.output import Output
-from rlcore.rewards.pipeline import Outcome, Part, combine, timed_out
-from rlcore.rewards.scorer import Emit, Job, RewardSpec, Scorer, load_target
+from rlcore.rewards.pipeline import Outcome, RewardPart, combine, timed_out
+from rlcore.rewards.runner import Emit, Job, RewardRunner, RewardSpec, load_target
 from rlcore.rewards.signature import Row
 
 __all__ = ["RewardExecutor", "RewardSpec", "load_target"]
 
 logger = logging.getLogger(__name__)
 
-_BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[3]); from rlcore.rewards.scorer import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+_BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[3]); from rlcore.rewards.runner import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
 _MAX_CHUNK = 64
 _GRACE_S = 1.0
 """A child cancels its own coroutines at `timeout_s`; it is killed only if it is silent for this much longer."""
@@ -57,7 +57,7 @@ class RewardExecutor:
         """Start the children; `num_processes=0` scores in this process, which suits a debugger but has no time-out."""
         _check_names(specs)
         self._weights = {spec.name: spec.weight for spec in specs}
-        self._inline = Scorer(specs, None) if num_processes == 0 else None
+        self._inline = RewardRunner(specs, None) if num_processes == 0 else None
         self._children: list[_Child] = []
         self._output = Output()
         self._close = weakref.finalize(self, _close_all, self._children, self._inline, self._output)
@@ -74,9 +74,9 @@ class RewardExecutor:
         """Return one outcome per sample, in order. A sample has the columns of its data set and SAMPLE_FIELDS."""
         if not self._close.alive:
             raise InfrastructureError("the reward executor is closed\nCreate a new one.")
-        parts: list[list[Part]] = [[Part("skip")] * len(self._weights) for _ in samples]
+        parts: list[list[RewardPart]] = [[RewardPart("skip")] * len(self._weights) for _ in samples]
 
-        def store(reward: int, sample: int, part: Part) -> None:
+        def store(reward: int, sample: int, part: RewardPart) -> None:
             parts[sample][reward] = part
 
         try:
@@ -223,7 +223,7 @@ class _Child:
         if self.concurrent[reward] and len(samples) > 1:
             return [*((reward, [sample]) for sample in samples), *self.jobs[1:]]
         died = f"its process died ({_exit(self._process.returncode)})"
-        emit(reward, samples[0], timed_out(self._settings[1]) if silent else Part("error", message=died))
+        emit(reward, samples[0], timed_out(self._settings[1]) if silent else RewardPart("error", message=died))
         rest = [(reward, samples[1:])] if samples[1:] else []
         return [*rest, *self.jobs[1:]]
 
@@ -255,7 +255,7 @@ def _exit(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
-def _close_all(children: list[_Child], inline: Scorer | None, output: Output) -> None:
+def _close_all(children: list[_Child], inline: RewardRunner | None, output: Output) -> None:
     for child in children:
         child.kill()
     if inline:

@@ -1,6 +1,6 @@
 """Combine the results of all rewards on a sample into an outcome, and convert outcomes to numbers for training.
 
-Called by the executor (`combine`) and by the reward worker (`settle`). An outcome is a score, a skip, a time-out or an
+Called by the executor (`combine`) and the reward worker (`final_rewards`). An outcome is a score, a skip, a time-out or an
 error. Only a score is a number; the others become 0 only with `reward.on_error=zero`, which applies to failures.
 """
 
@@ -19,7 +19,7 @@ LARGEST = (2 - 2**-23) * 2.0**127
 """Largest finite float32, the type of rewards in training."""
 
 
-class Part(NamedTuple):
+class RewardPart(NamedTuple):
     """Result of one reward for one sample. A tuple, since one is pickled for each sample and reward."""
 
     status: Status
@@ -28,9 +28,9 @@ class Part(NamedTuple):
     metrics: Mapping[str, float] = {}
 
 
-def timed_out(timeout_s: float) -> Part:
+def timed_out(timeout_s: float) -> RewardPart:
     """Return the result of a reward that did not answer."""
-    return Part("timeout", message=f"no answer within {timeout_s:g} s")
+    return RewardPart("timeout", message=f"no answer within {timeout_s:g} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class FinalRewards:
     """Outcomes as numbers, in the same order."""
 
     rewards: list[float]
@@ -67,7 +67,7 @@ class Settled:
     """One line for each time-out and error."""
 
 
-def combine(weights: Mapping[str, float], parts: Sequence[Part], sample: Mapping[str, object]) -> Outcome:
+def combine(weights: Mapping[str, float], parts: Sequence[RewardPart], sample: Mapping[str, object]) -> Outcome:
     """Return the outcome of one sample; `parts` has one entry per reward, in the order of `weights`."""
     named = list(zip(weights, parts, strict=True))
     failed = next(((name, part) for name, part in named if part.status in ("timeout", "error")), None)
@@ -75,7 +75,7 @@ def combine(weights: Mapping[str, float], parts: Sequence[Part], sample: Mapping
     total = sum(scores.values())
     if failed is None and not abs(total) <= LARGEST:
         text = f"the weighted sum of the rewards is {total:.3g}, which is infinite in float32"
-        failed = max(scores, key=lambda name: abs(scores[name])), Part("error", message=text)
+        failed = max(scores, key=lambda name: abs(scores[name])), RewardPart("error", message=text)
     status: Status = failed[1].status if failed else "score" if scores else "skip"
     return Outcome(
         status=status,
@@ -89,7 +89,7 @@ def combine(weights: Mapping[str, float], parts: Sequence[Part], sample: Mapping
     )
 
 
-def settle(outcomes: Sequence[Outcome], on_error: OnError) -> Settled:
+def final_rewards(outcomes: Sequence[Outcome], on_error: OnError) -> FinalRewards:
     """Convert outcomes to rewards and count them. Skips are dropped; time-outs and errors are handled by `on_error`."""
     failures = [outcome for outcome in outcomes if outcome.status in ("timeout", "error")]
     if failures and on_error == "raise":
@@ -97,7 +97,7 @@ def settle(outcomes: Sequence[Outcome], on_error: OnError) -> Settled:
     scored = ("score", "timeout", "error") if on_error == "zero" else ("score",)
     keep = [outcome.status in scored for outcome in outcomes]
     statuses = [outcome.status for outcome in outcomes]
-    return Settled(
+    return FinalRewards(
         rewards=[(it.value or 0.0) if kept else float("nan") for it, kept in zip(outcomes, keep, strict=True)],
         keep=keep,
         counts={status: statuses.count(status) for status in _STATUSES},

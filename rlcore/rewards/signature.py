@@ -1,4 +1,4 @@
-"""Read a reward's inputs from its parameters. Used by the planner (before a run) and the scorer (during it).
+"""Read a reward's inputs from its parameters. Used by the planner (before a run) and the runner (during it).
 
 Parameter names distinguish three conventions:
   rlcore  (completion, <columns>, **columns)                                 -> float | None | RewardResult

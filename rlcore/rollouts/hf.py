@@ -106,7 +106,7 @@ class HFRollout:
         self._version = version
 
     @staticmethod
-    def takes_turns(config: HFConfig) -> bool:
+    def frees_device(config: HFConfig) -> bool:
         """Return True: the model can be offloaded."""
         return True
 

@@ -108,7 +108,7 @@ class FakeRollout:
         self.version, self._unusable = version, ""
 
     @staticmethod
-    def takes_turns(config: FakeConfig) -> bool:
+    def frees_device(config: FakeConfig) -> bool:
         """Return True: it uses no device."""
         return True
 
@@ -298,7 +298,7 @@ class FakeRoles:
         answers = self.rollout.generate(prompts, self.sampling, len(columns))
         return self._noted(answers.drop("rollout_log_probs", "token_version", "policy_version"))
 
-    def judge(self, samples: Batch) -> Batch:
+    def compute_rewards(self, samples: Batch) -> Batch:
         """Add rewards and keep every row."""
         scored: Batch = samples | self.reward.score(samples)
         return scored
@@ -311,7 +311,7 @@ class FakeRoles:
 
     def score(self, samples: Batch) -> Batch:
         """Add rewards; drop all rows unless `keep_scored`, as if every reward failed."""
-        scored = self.judge(samples)
+        scored = self.compute_rewards(samples)
         return scored if self._keep_scored else scored.take([])
 
 

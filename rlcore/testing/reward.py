@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.protocols.reward import SAMPLE_FIELDS
 from rlcore.rewards.executor import RewardExecutor
-from rlcore.rewards.pipeline import Part
-from rlcore.rewards.scorer import RewardSpec, Scorer, build_reward
+from rlcore.rewards.pipeline import RewardPart
+from rlcore.rewards.runner import RewardRunner, RewardSpec, build_reward
 from rlcore.rewards.signature import read_signature
 from rlcore.testing.expect import allowed, equal
 
@@ -33,7 +33,7 @@ class RewardContract:
     def test_the_examples_get_their_scores(self) -> None:
         equal(self.scores(self.rows()), [score for _, score in self.examples], "the scores of the examples")
 
-    def test_any_completion_has_a_verdict(self) -> None:
+    def test_any_completion_gets_a_score(self) -> None:
         self.scores([{**self.rows()[0], "completion": text} for text in _ODD])
 
     def test_the_same_sample_scores_the_same_again(self) -> None:
@@ -75,13 +75,13 @@ class RewardContract:
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
         """Score in this process; fail if a sample cannot be scored."""
-        parts: dict[int, Part] = {}
-        scorer = Scorer([self.spec()], None)
-        scorer.run(dict(enumerate(rows)), [(0, list(range(len(rows))))], lambda _, i, part: parts.update({i: part}))
-        scorer.close()
+        parts: dict[int, RewardPart] = {}
+        runner = RewardRunner([self.spec()], None)
+        runner.run(dict(enumerate(rows)), [(0, list(range(len(rows))))], lambda _, i, part: parts.update({i: part}))
+        runner.close()
         for i, row in enumerate(rows):
             assert parts[i].status in ("score", "skip"), (
-                f"completion {row['completion']!r:.60} has no verdict: {parts[i].message}\n"
+                f"completion {row['completion']!r:.60} gets no score: {parts[i].message}\n"
                 "Models write anything: return a finite number, or None where the reward does not apply."
             )
         return [parts[i].value for i in range(len(rows))]

@@ -14,7 +14,7 @@ from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
 from rlcore.protocols.optional import ChecksModel, EstimatesEngine, EstimatesModel, EstimatesStep, SplitsRows
 from rlcore.registry import Resolved
-from rlcore.rewards.scorer import RewardSpec
+from rlcore.rewards.runner import RewardSpec
 from rlcore.trainer.memory import (
     ModelSize,
     activation_bytes,
@@ -127,7 +127,7 @@ def _memory(plan: Plan) -> list[str]:
     lines += _devices(config, sorted(set(plan.placement.values())))
     lines += [*_slow_pools(plan), *_sharing(plan, needs)]
     sums = {pool: sum(needs[role] for role, its in plan.placement.items() if its == pool) for pool in config.pools}
-    if plan.turns:
+    if plan.sharing:
         del sums[plan.placement["rollout"]]  # checked by `_sharing`
     return [*lines, *_over_capacity(config, {pool: need for pool, need in sums.items() if need})]
 
@@ -164,30 +164,30 @@ def _sharing(plan: Plan, needs: Mapping[str, int]) -> list[str]:
     Raises:
         CapacityError: training or generating does not fit a device, or what is offloaded does not fit the host.
     """
-    if not plan.turns:
+    if not plan.sharing:
         return []
     pool = plan.placement["rollout"]
     place = plan.config.pools[pool]
     here = {role: need for role, need in needs.items() if plan.placement[role] == pool and need}
-    roles, one = " + ".join(plan.turns), len(plan.turns) == 1
+    roles, one = " + ".join(plan.sharing), len(plan.sharing) == 1
     lines = [
         f"sharing    pool '{pool}': {roles} {'is' if one else 'are'} offloaded while rollout generates;"
         f" rollout sleeps while {roles} {'trains' if one else 'train'}"
     ]
     if plan.config.runtime.address:
-        auto = plan.config.take_turns == "auto" and cluster_decides(plan.config.runtime, place)
+        auto = plan.config.device_sharing == "auto" and cluster_decides(plan.config.runtime, place)
         return [lines[0] + " (only if it has GPUs)"] if auto else lines
     if resolve_device(place.device) == "cpu":  # the device is the host, so offloading frees nothing
         what = "offloading frees nothing on CPUs, and keeping all of them"
         _check_fits(pool, what, here, place.devices_per_node, machine_bytes())
         return lines
     training = {role: need for role, need in here.items() if role != "rollout"}
-    generating = {role: need for role, need in here.items() if role not in plan.turns}
+    generating = {role: need for role, need in here.items() if role not in plan.sharing}
     size, half = ModelSize.read(check_directory(plan.models["rollout"])), plan.config.model.precision == "bfloat16"
     generating["weight update"] = update_bytes(size, half=half)
     _check_fits(pool, "training", training, 1, device_bytes())
     _check_fits(pool, "generating", generating, 1, device_bytes())
-    parked = {role: _parked(plan, role) for role in plan.turns}
+    parked = {role: _parked(plan, role) for role in plan.sharing}
     parked["rollout"] = rollout_bytes(size, num_sequences=0, max_tokens=0, half=half) // _engine_ranks(plan)
     _check_fits(pool, "offloading to host memory", parked, place.devices_per_node, machine_bytes())
     return lines
@@ -198,12 +198,12 @@ def _engine_ranks(plan: Plan) -> int:
     return int(getattr(plan.rollout.config, "tensor_parallel", 1))
 
 
-def _check_fits(pool: str, turn: str, needs: Mapping[str, int], times: int, has: int) -> None:
+def _check_fits(pool: str, what: str, needs: Mapping[str, int], times: int, has: int) -> None:
     need = times * sum(needs.values())
     if need > has:
         sum_of = " + ".join(f"{role} {human(bytes_)}" for role, bytes_ in needs.items())
         raise CapacityError(
-            f"the roles of pool '{pool}' cannot share its devices: {turn} needs"
+            f"the roles of pool '{pool}' cannot share its devices: {what} needs"
             f" {f'{times} × ' if times > 1 else ''}({sum_of}) = {human(need)}, but only {human(has)} are available\n"
             "Lower model.max_tokens_per_device, trainer.prompts_per_step, sampling.max_response_tokens or the"
             " engine's share of memory (settings under rollout), use more devices, or type  placement=split"

@@ -26,8 +26,8 @@ def evaluate(roles: Roles, prompts: Batch, config: EvalConfig) -> tuple[dict[str
     n = config.samples_per_prompt
     sampling: Sampling = replace(roles.sampling, temperature=config.temperature)
     samples = roles.rollout.generate(prompts, sampling, n)
-    scored = roles.judge(samples)
-    roles.verdicts(scored)
+    scored = roles.compute_rewards(samples)
+    roles.final_rewards(scored)
     reward, status, length = scored.fetch("reward", "reward_status", "num_loss_tokens")
     has_score = (status == 0).numpy()
     values = reward.numpy()

@@ -101,14 +101,14 @@ def start_roles(
     config = plan.config
     placement = {role: pool for role, pool in plan.placement.items() if role in names}
     pools = {name: pool for name, pool in config.pools.items() if name in placement.values()}
-    runtime.start(pools, {name: _environment(hooks, config, placement, name) for name in pools})
-    turns = [role for role in plan.turns if role in names and "rollout" in names]
-    if config.take_turns == "auto" and turns and runtime.device(placement["rollout"]) == "cpu":
-        turns = []  # planned for GPUs, which the cluster turned out not to have
+    runtime.start(pools, {name: _process_env(hooks, config, placement, name) for name in pools})
+    sharing = [role for role in plan.sharing if role in names and "rollout" in names]
+    if config.device_sharing == "auto" and sharing and runtime.device(placement["rollout"]) == "cpu":
+        sharing = []  # planned for GPUs, which the cluster turned out not to have
     groups: dict[str, Any] = {}
-    for role in sorted(placement, key=lambda role: bool(turns) and role == "rollout"):
+    for role in sorted(placement, key=lambda role: bool(sharing) and role == "rollout"):
         groups[role] = _spawn(plan, runtime, role)
-        if role in turns:
+        if role in sharing:
             groups[role].offload()  # an engine allocates the memory that is free when it is created
     roles = Roles(
         groups,
@@ -118,8 +118,8 @@ def start_roles(
         rewards=plan.rewards,
         on_scored=on_scored,
     )
-    if turns:
-        roles.take_turns([groups[role] for role in turns])
+    if sharing:
+        roles.share_devices([groups[role] for role in sharing])
     return roles
 
 
@@ -199,7 +199,7 @@ def _transfer(config: Config, groups: Mapping[str, Any]) -> Any:
     return resolve("transfer", name).object(source=source, target=target)
 
 
-def _environment(hooks: Hooks, config: Config, placement: Mapping[str, str], pool: str) -> list[dict[str, str]]:
+def _process_env(hooks: Hooks, config: Config, placement: Mapping[str, str], pool: str) -> list[dict[str, str]]:
     """Return, for each rank of a pool, the environment variables that plugins set before a host imports anything."""
     roles = [role for role, placed in placement.items() if placed == pool]
     environments = []

@@ -22,12 +22,12 @@ from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.optional import ComparesSamples, DoesWithout, Evaluates, LearnsFromTexts
 from rlcore.registry import Resolved, misspellings, resolve
 from rlcore.rewards.executor import RewardSpec
-from rlcore.rewards.scorer import build_reward
+from rlcore.rewards.runner import build_reward
 from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
 from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, check_demonstrations, load_prompts
-from rlcore.trainer.turns import turn_takers
+from rlcore.trainer.sharing import sharing_roles
 from rlcore.types import STANDARD_COLUMNS
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ DEFAULT_ROLE = "default"
 TRAINED = ("actor", "critic")
 _ALWAYS = (RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward"))
 """Roles of every run, unless its algorithm declares that it does without them."""
-_REWARD_MODEL = RoleSpec(name="reward_model", worker="scorer")
+_REWARD_MODEL = RoleSpec(name="reward_model", worker="reward_model")
 _SETTINGS = {"critic": "critic.path", "reward_model": "reward.model"}
 """Role -> setting of its model, if not algorithm.<role>."""
 
@@ -73,7 +73,7 @@ class Plan:
     resume: Checkpoint | None
     demonstrations: tuple[str, ...] = ()
     """Columns that the algorithm reads as responses instead of sampling."""
-    turns: tuple[str, ...] = ()
+    sharing: tuple[str, ...] = ()
     """Roles that share devices with the rollout and are offloaded while it generates."""
 
     @property
@@ -140,7 +140,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
         eval_prompts=eval_prompts,
         resume=_find_checkpoint(config, directory, workers, make_loader(config, prompts, demonstrations)),
         demonstrations=demonstrations,
-        turns=turn_takers(config, placement, workers, engines),
+        sharing=sharing_roles(config, placement, workers, engines),
     )
 
 

@@ -17,10 +17,10 @@ from rlcore.data.batch import Batch
 from rlcore.protocols.environment import OUT_OF_TOKENS, OUT_OF_TURNS
 from rlcore.protocols.roles import WorkerType
 from rlcore.protocols.transfer import Transfer
-from rlcore.rewards.pipeline import Settled, settle
+from rlcore.rewards.pipeline import FinalRewards, final_rewards
 from rlcore.rewards.relative import relative
-from rlcore.rewards.scorer import RewardSpec
-from rlcore.trainer.turns import Turns
+from rlcore.rewards.runner import RewardSpec
+from rlcore.trainer.sharing import DeviceSharing
 from rlcore.types import REWARD_PREFIX, Mean, Metrics, Sampling
 from rlcore.workers.reward import outcomes
 
@@ -63,7 +63,7 @@ class Roles:
         self.transfer: Transfer | None = None
         self.issue: Callable[[int], Batch] | None = None
         """Takes more prompts from the data."""
-        self.turns: Turns | None = None
+        self.sharing: DeviceSharing | None = None
         self._num_samples = self._num_tokens = 0
         self._warned_of_cut = False
         self._reward_config = reward
@@ -125,13 +125,13 @@ class Roles:
 
     def score(self, samples: Batch) -> Batch:
         """Add rewards; samples without one are counted and dropped, kept or end the run, per `reward.on_error`."""
-        scored = self.judge(samples)
-        settled = self.verdicts(scored)
-        values, keep = np.array(settled.rewards), np.array(settled.keep, dtype=bool)
+        scored = self.compute_rewards(samples)
+        final = self.final_rewards(scored)
+        values, keep = np.array(final.rewards), np.array(final.keep, dtype=bool)
         self._note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
-        for status, count in settled.counts.items():
+        for status, count in final.counts.items():
             self._note(f"reward/num_{status}", count, 1.0)
-        for name, mean in settled.metrics.items():
+        for name, mean in final.metrics.items():
             self._note(name, mean.total, mean.weight)
         for name in scored.columns:
             if name.startswith(REWARD_PREFIX):
@@ -161,29 +161,27 @@ class Roles:
             total += spec.weight * np.nan_to_num(relative(part, group_id, spec.relative))
         return total
 
-    def judge(self, samples: Batch) -> Batch:
+    def compute_rewards(self, samples: Batch) -> Batch:
         """Return the samples with the scores of the reward model, if any, and of the rewards."""
         if self.has("reward_model"):
             samples |= self.groups["reward_model"].scores(samples)
         return samples | self.reward.score(samples)
 
-    def verdicts(self, scored: Batch) -> Settled:
+    def final_rewards(self, scored: Batch) -> FinalRewards:
         """Convert reward outcomes to numbers; log failures, or raise, per `reward.on_error`."""
-        settled = settle(outcomes(scored), self._reward_config.on_error)
-        if settled.messages:
-            logger.warning(
-                "%d of %d samples have no reward: %s", len(settled.messages), len(scored), settled.messages[0]
-            )
-        return settled
+        final = final_rewards(outcomes(scored), self._reward_config.on_error)
+        if final.messages:
+            logger.warning("%d of %d samples have no reward: %s", len(final.messages), len(scored), final.messages[0])
+        return final
 
-    def take_turns(self, others: Sequence[Group]) -> None:
+    def share_devices(self, others: Sequence[Group]) -> None:
         """Let these groups, which are offloaded, share devices with the rollout from now on."""
-        self.turns = Turns(self.groups["rollout"], others, lambda name, value: self._note(name, value, 1.0))
+        self.sharing = DeviceSharing(self.groups["rollout"], others, lambda name, value: self._note(name, value, 1.0))
 
     def sync(self, version: int) -> None:
         """Send the actor's weights to the rollout, if there is one, as `version`."""
-        if self.turns is not None:
-            self.turns.take(self.groups["rollout"])
+        if self.sharing is not None:
+            self.sharing.acquire(self.groups["rollout"])
         if self.transfer is not None:
             self.transfer.send(version)
 

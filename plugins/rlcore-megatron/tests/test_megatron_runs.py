@@ -50,7 +50,7 @@ def oracle(tmp_path_factory):
     [
         pytest.param((), PIPELINE, id="grpo on two stages"),
         pytest.param(
-            (*PPO, "take_turns=always"), TENSOR, id="ppo on two tensor ranks that take turns with the rollout"
+            (*PPO, "device_sharing=always"), TENSOR, id="ppo on two tensor ranks that share devices with the rollout"
         ),
         pytest.param(PPO, PIPELINE, id="ppo on two stages", marks=pytest.mark.slow),
         pytest.param(PPO, CONTEXT, id="ppo on two context ranks", marks=pytest.mark.slow),

@@ -20,7 +20,12 @@ BASE = ["model.path=quickstart:model", "data.train=quickstart:train", "reward=so
 BASE += ["trainer.steps=3", "trainer.prompts_per_step=16", "sampling.samples_per_prompt=4", "optimizer.lr=3e-4"]
 BASE += ["sampling.max_response_tokens=8", "run.name=r", "runtime=ray", "rollout=vllm", "rollout.max_batch_size=64"]
 MEGATRON = [f"backend={Path(__file__).with_name('cpu_double.py')}:CPUMegatron", "backend.tensor_parallel=2"]
-TOGETHER = ["pools.main.devices_per_node=2", "pools.main.device=cpu", "take_turns=always", "rollout.tensor_parallel=2"]
+TOGETHER = [
+    "pools.main.devices_per_node=2",
+    "pools.main.device=cpu",
+    "device_sharing=always",
+    "rollout.tensor_parallel=2",
+]
 APART = ["placement=split", "pools.actor.devices_per_node=2", "transfer=collective"]
 
 

@@ -50,7 +50,7 @@ def test_a_run_in_one_virtual_environment(tmp_path):
 
 
 def test_a_run_with_actor_and_rollout_in_one_pool_on_ray(tmp_path):
-    check(train(sys.executable, tmp_path, "runtime=ray", "placement=colocated", "take_turns=always"))
+    check(train(sys.executable, tmp_path, "runtime=ray", "placement=colocated", "device_sharing=always"))
 
 
 def test_the_quickstart_learns(tmp_path):

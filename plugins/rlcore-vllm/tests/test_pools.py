@@ -43,10 +43,11 @@ def alone(tmp_path_factory):
     "settings",
     [
         pytest.param(
-            [*TOGETHER, "rollout.tensor_parallel=2", "take_turns=always"], id="one pool, one engine, shared devices"
+            [*TOGETHER, "rollout.tensor_parallel=2", "device_sharing=always"], id="one pool, one engine, shared devices"
         ),
         pytest.param(
-            [*TOGETHER, "rollout.tensor_parallel=1", "take_turns=always"], id="one pool, two engines, shared devices"
+            [*TOGETHER, "rollout.tensor_parallel=1", "device_sharing=always"],
+            id="one pool, two engines, shared devices",
         ),
         pytest.param([*APART, "rollout.tensor_parallel=2", "transfer=collective"], id="two pools, one engine"),
         pytest.param([*APART, "rollout.tensor_parallel=1", "transfer=collective"], id="two pools, two engines"),
@@ -61,7 +62,7 @@ def test_two_ranks_train_the_same_with_any_division_of_engines(settings, alone, 
     for step, wanted in zip(found, alone, strict=True):
         assert step["reward/mean"] == pytest.approx(wanted["reward/mean"], abs=0.05)
         assert step["actor/loss"] == pytest.approx(wanted["actor/loss"], abs=1e-2)
-    assert all(("memory_gb/after_to_rollout" in step) == ("take_turns=always" in settings) for step in found)
+    assert all(("memory_gb/after_to_rollout" in step) == ("device_sharing=always" in settings) for step in found)
 
 
 @pytest.mark.parametrize(

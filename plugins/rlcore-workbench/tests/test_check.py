@@ -57,7 +57,7 @@ def test_a_reward_with_its_own_examples_passes_line_by_line(rewards, capsys):
     assert code == 0
     assert first == f"check reward r.py:good ({rewards}/r.py:good)"
     assert [line.split("  ")[1] for line in lines] == ["ok"] * 7
-    assert "  ok    any completion has a verdict " in out
+    assert "  ok    any completion gets a score " in out
     assert last.startswith("7 of 7 passed in ")
 
 
@@ -75,8 +75,8 @@ def test_a_failure_shows_the_requirement_of_the_contract(rewards, capsys):
     code, out = check(capsys, "reward", "r.py:fragile")
 
     assert code == 1
-    assert "  FAIL  any completion has a verdict" in out
-    assert "        completion '' has no verdict: ValueError: could not convert string to float: '' (r.py:" in out
+    assert "  FAIL  any completion gets a score" in out
+    assert "        completion '' gets no score: ValueError: could not convert string to float: '' (r.py:" in out
     assert out.splitlines()[-1].startswith("6 of 7 passed")
 
 

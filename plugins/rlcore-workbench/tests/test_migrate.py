@@ -251,7 +251,7 @@ def test_translated_settings_of_the_algorithm_are_in_its_config(estimator):
         ("trainer.total_epochs=3 trainer.total_training_steps=9", "trainer.total_epochs", "always", "decides"),
         ("trainer.logger=[console,mlflow]", "trainer.logger", "partly", "no tracker for mlflow"),
         (f"{R}val_kwargs.temperature=0.6", R + "val_kwargs.temperature", "always", "evaluation is greedy"),
-        (f"{R}free_cache_engine=True", R + "free_cache_engine", "always", "take_turns=auto"),
+        (f"{R}free_cache_engine=True", R + "free_cache_engine", "always", "device_sharing=auto"),
         (f"{R}multi_turn.enable=True", R + "multi_turn.enable", "none", "environment=FILE.py:NAME"),
         (f"{R}multi_turn.tool_config_path=t.yaml", R + "multi_turn.tool_config_path", "none", "typed functions"),
         (f"{R}agent.default_agent_loop=a", R + "agent.default_agent_loop", "none", "environment=FILE.py:NAME"),
@@ -278,7 +278,7 @@ def test_environments_and_reward_models_have_settings():
         " reward_model.enable=True reward_model.model.path=/rm"
     )
 
-    assert (found["episode.max_turns"], found["take_turns"]) == (4, "never")
+    assert (found["episode.max_turns"], found["device_sharing"]) == (4, "never")
     assert (found["reward"], found["reward.model"]) == ("model", "/rm")
     config = compose(["reward=model", "reward.model=/rm"], complete=False).config
     assert ([item.name for item in config.reward.items], config.reward.model) == (["model"], "/rm")
@@ -621,7 +621,7 @@ def test_offload_between_phases_is_not_offload_during_the_update(engine, part):
     key = f"{A}{engine}.{part}_offload"
 
     assert answers(f"{key}=True")[key].how == "always"
-    assert "take_turns=auto" in answers(f"{key}=True")[key].note
+    assert "device_sharing=auto" in answers(f"{key}=True")[key].note
     assert answers(f"{key}=True {R}free_cache_engine=False")[key].how == "none"
     assert not any("offload" in name for name in settings_of(f"{key}=True"))
 

@@ -24,7 +24,7 @@ def greedy_baseline(
     mean reward of the sampled responses is used, and `experience/baseline_missing` counts it.
     """
     greedy = roles.rollout.generate(prompts, replace(roles.sampling, temperature=0.0), 1)
-    greedy = roles.judge(greedy)
+    greedy = roles.compute_rewards(greedy)
     group, score, status, length = greedy.fetch("group_id", "reward", "reward_status", "num_loss_tokens")
     if overlong.tokens:
         score = score + overlong_penalty(length, roles.sampling.max_response_tokens, overlong)

@@ -41,7 +41,7 @@ class RewardModelConfig(EpochsConfig):
     """Column of the other responses."""
 
 
-class RewardModelWorker(TrainedWorker):
+class TrainedRewardModelWorker(TrainedWorker):
     """A model with a value head that scores whole responses."""
 
     head = "value"
@@ -69,7 +69,7 @@ class RewardModel(Pairwise):
         return (self.config.chosen, self.config.rejected)
 
     def roles(self) -> Sequence[RoleSpec]:
-        return [RoleSpec(name="actor", worker="reward_model")]
+        return [RoleSpec(name="actor", worker="trained_reward_model")]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Load the pairs and score them."""
@@ -79,7 +79,7 @@ class RewardModel(Pairwise):
         return self.with_margins(roles, ended.with_rows(**rows))
 
     def scores(self, roles: Roles, samples: Batch) -> Tensor:
-        score: Tensor = roles.group("actor", RewardModelWorker).scores(samples).fetch("score")
+        score: Tensor = roles.group("actor", TrainedRewardModelWorker).scores(samples).fetch("score")
         return score
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:

@@ -179,7 +179,7 @@ class FSDPBackend:
         checkpoint.export(source, target)
 
     @staticmethod
-    def takes_turns(config: FSDPConfig) -> bool:
+    def frees_device(config: FSDPConfig) -> bool:
         """Return whether the model can be offloaded; with `cpu_offload` it is in host memory already."""
         return not config.cpu_offload
 

@@ -121,7 +121,7 @@ class MegatronBackend:
         checkpoint.export(source, target)
 
     @staticmethod
-    def takes_turns(config: MegatronConfig) -> bool:
+    def frees_device(config: MegatronConfig) -> bool:
         """Return True: the model can be offloaded."""
         return True
 

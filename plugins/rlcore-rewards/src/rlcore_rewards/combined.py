@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rlcore.errors import ConfigError, SampleError, require
 from rlcore.protocols.reward import RewardResult
 from rlcore.registry import resolve
-from rlcore.rewards.scorer import RewardSpec, build_reward
+from rlcore.rewards.runner import RewardSpec, build_reward
 from rlcore.rewards.signature import arguments, read_signature, required_columns
 
 

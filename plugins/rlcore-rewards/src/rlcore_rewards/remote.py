@@ -65,7 +65,7 @@ class Remote:
             self._flush()
         elif self._timer is None:
             self._timer = loop.call_later(self._config.gather_s, self._flush)
-        return _verdict(await answer)
+        return _to_result(await answer)
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -105,8 +105,8 @@ def _check_json(sample: Mapping[str, Any]) -> None:
             ) from error
 
 
-def _verdict(score: Any) -> RewardResult:
-    """Convert a score, or a score with metrics, to a RewardResult; the scorer checks that it is a number."""
+def _to_result(score: Any) -> RewardResult:
+    """Convert a score, or a score with metrics, to a RewardResult; the runner checks that it is a number."""
     if isinstance(score, Mapping):
         if "score" not in score:
             raise SampleError(f"the server returned {score!r:.100}, which has no score")

@@ -96,7 +96,7 @@ class SGLangRollout:
             self._version = version
 
     @staticmethod
-    def takes_turns(config: SGLangConfig) -> bool:
+    def frees_device(config: SGLangConfig) -> bool:
         """Return True for an engine started by this rollout, which can free its device; a server uses other devices."""
         return not config.url
 

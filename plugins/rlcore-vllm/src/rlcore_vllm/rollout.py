@@ -84,7 +84,7 @@ class VLLMRollout:
         self._open().resume()
 
     @staticmethod
-    def takes_turns(config: VLLMConfig) -> bool:
+    def frees_device(config: VLLMConfig) -> bool:
         """Return True for an in-process engine, which can free its device; a server uses other devices."""
         return not config.url
 

@@ -1,7 +1,7 @@
 """Child process of `rlcore check`: resolves the plugin, runs pytest, and writes JSON lines to stdout.
 
 {"is": "plugin", "text": "reward gsm8k (rlcore 0.1.0, rlcore.rewards.match:GSM8K)"}
-{"is": "start", "test": "any completion has a verdict"}
+{"is": "start", "test": "any completion gets a score"}
 {"is": "test", "test": …, "outcome": "passed" | "failed" | "skipped", "seconds": …, "reason": …, "details": …}
 {"is": "unchecked", "text": …}    {"is": "error", "text": …}    {"is": "end"}
 """

@@ -103,15 +103,17 @@ def _replicate(launch: Launch, value: Any) -> Answer:
 
 def _offload(launch: Launch, value: Any) -> Answer:
     if value and not launch.get(ROLLOUT + "free_cache_engine", True):
-        return Answer("none", note=f"{ROLLOUT}free_cache_engine=False becomes take_turns=never: nothing is offloaded")
-    return Answer("always", note="take_turns=auto: on GPUs models are offloaded while the engine generates")
+        return Answer(
+            "none", note=f"{ROLLOUT}free_cache_engine=False becomes device_sharing=never: nothing is offloaded"
+        )
+    return Answer("always", note="device_sharing=auto: on GPUs models are offloaded while the engine generates")
 
 
 def _offload_reference(launch: Launch, value: Any) -> Answer:
     if not value:
         return _offload(launch, value)
     return Answer(
-        "partly", note="take_turns=auto: offloaded while the engine generates, on the device while others train"
+        "partly", note="device_sharing=auto: offloaded while the engine generates, on the device while others train"
     )
 
 

@@ -175,8 +175,8 @@ def _reward_model_path(launch: Launch, value: Any) -> Answer:
 
 def _free_cache(launch: Launch, value: Any) -> Answer:
     if value:
-        return Answer("always", note="take_turns=auto: on GPUs the engine sleeps while models train, if it can")
-    return to("engine and models keep their memory", take_turns="never")
+        return Answer("always", note="device_sharing=auto: on GPUs the engine sleeps while models train, if it can")
+    return to("engine and models keep their memory", device_sharing="never")
 
 
 def _max_turns(launch: Launch, value: Any) -> Answer:

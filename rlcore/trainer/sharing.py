@@ -13,23 +13,23 @@ from rlcore.config.schema import Config
 from rlcore.controller.group import Group
 from rlcore.controller.runtime import cluster_decides, resolve_device
 from rlcore.errors import ConfigError
-from rlcore.protocols.optional import TakesTurns
+from rlcore.protocols.optional import FreesDevice
 from rlcore.registry import Resolved
 
 logger = logging.getLogger(__name__)
 _GIB = 2**30
 
 
-class Turns:
+class DeviceSharing:
     """Decides whether the engine or the models occupy a pool's devices. At first the engine does."""
 
     def __init__(self, rollout: Group, others: Sequence[Group], note: Callable[[str, float], None]) -> None:
         self._rollout, self._others, self._note = rollout, others, note
         self._generating = True
         for group in (rollout, *others):
-            group.before_call = self.take
+            group.before_call = self.acquire
 
-    def take(self, group: Group) -> None:
+    def acquire(self, group: Group) -> None:
         """Give the devices to this group's side, if the other side has them.
 
         Notes `memory_gb/…`, the memory in use on the fullest device, before and after.
@@ -57,7 +57,7 @@ class Turns:
         return float(max(reply.value for reply in replies)) / _GIB
 
 
-def turn_takers(
+def sharing_roles(
     config: Config,
     placement: Mapping[str, str],
     workers: Mapping[str, Resolved],
@@ -69,7 +69,7 @@ def turn_takers(
         plugins: "backend" and "rollout", each with its class and its settings.
 
     Raises:
-        ConfigError: take_turns=always, but sharing is not possible.
+        ConfigError: device_sharing=always, but sharing is not possible.
     """
     pool = placement.get("rollout")
     roles = tuple(
@@ -78,15 +78,15 @@ def turn_takers(
         if role != "rollout" and placement[role] == pool and hasattr(worker.object, "offload")
     )
     unable = [kind for kind, (plugin, own) in plugins.items() if not _able(plugin, own)]
-    if config.take_turns == "always":
+    if config.device_sharing == "always":
         _check_able(config, pool, roles, unable)
         return roles
-    if config.take_turns == "never" or not roles or pool is None or _on_cpu(config, pool):
+    if config.device_sharing == "never" or not roles or pool is None or _on_cpu(config, pool):
         return ()
     for kind in unable:
-        if not isinstance(plugins[kind][0], TakesTurns):
+        if not isinstance(plugins[kind][0], FreesDevice):
             logger.warning(
-                "%s does not declare that it can free its device (takes_turns), so %s and rollout hold memory at once",
+                "%s does not declare that it can free its device (frees_device), so %s and rollout hold memory at once",
                 kind,
                 ", ".join(roles),
             )
@@ -100,18 +100,18 @@ def _on_cpu(config: Config, pool: str) -> bool:
 
 
 def _able(plugin: type, own: object) -> bool:
-    return isinstance(plugin, TakesTurns) and bool(plugin.takes_turns(own))
+    return isinstance(plugin, FreesDevice) and bool(plugin.frees_device(own))
 
 
 def _check_able(config: Config, pool: str | None, roles: Sequence[str], unable: Sequence[str]) -> None:
     if not roles:
         raise ConfigError(
-            f"take_turns=always, but no model is in the rollout's pool '{pool}'\n"
-            "Type  placement=colocated   or remove take_turns"
+            f"device_sharing=always, but no model is in the rollout's pool '{pool}'\n"
+            "Type  placement=colocated   or remove device_sharing"
         )
     if unable:
         chosen = {"backend": config.backend.name, "rollout": config.rollout.name}[unable[0]]
         raise ConfigError(
-            f"take_turns=always, but {unable[0]}={chosen} does not declare that it can free its device (takes_turns)\n"
-            f"Type  take_turns=never   or choose another {unable[0]}"
+            f"device_sharing=always, but {unable[0]}={chosen} does not declare that it can free its device (frees_device)\n"
+            f"Type  device_sharing=never   or choose another {unable[0]}"
         )

@@ -12,7 +12,7 @@ from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing.runs import metrics, small_run
-from rlcore.trainer.turns import Turns
+from rlcore.trainer.sharing import DeviceSharing
 from rlcore.workers.base import Worker
 
 LOG = []
@@ -67,7 +67,7 @@ def groups():
 def test_one_side_frees_the_devices_before_the_other_takes_them(groups):
     actor, critic, rollout = groups
     noted = []
-    Turns(rollout, [actor, critic], lambda name, value: noted.append((name, value > 0)))
+    DeviceSharing(rollout, [actor, critic], lambda name, value: noted.append((name, value > 0)))
 
     rollout.generate()
     actor.look()  # does not need the device
@@ -87,7 +87,7 @@ def test_one_side_frees_the_devices_before_the_other_takes_them(groups):
 
 def test_after_a_failed_switch_neither_side_has_the_devices(groups, monkeypatch):
     actor, critic, rollout = groups
-    Turns(rollout, [actor, critic], lambda name, value: None)
+    DeviceSharing(rollout, [actor, critic], lambda name, value: None)
 
     def fail(self):
         raise RuntimeError("no room")
@@ -162,15 +162,15 @@ class Sleepy(HFRollout):
 @pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_a_run_with_device_sharing_gives_the_same_results_as_one_without(tmp_path, runtime):
     more = ["algorithm=ppo", "algorithm.kl.coefficient=0.1", "checkpoint.every_steps=1", "eval.every_steps=2"]
-    strict = [f"backend={__name__}:Away", f"rollout={__name__}:Sleepy", "take_turns=always", f"runtime={runtime}"]
+    strict = [f"backend={__name__}:Away", f"rollout={__name__}:Sleepy", "device_sharing=always", f"runtime={runtime}"]
     for steps in (2, 3):  # the second resumes
         HERE.clear()
         train(small_run(tmp_path / "plain", *more, steps=steps), dry_run=False)
-        train(small_run(tmp_path / "turns", *more, *strict, steps=steps), dry_run=False)
+        train(small_run(tmp_path / "shared", *more, *strict, steps=steps), dry_run=False)
 
-    plain, turns = metrics(tmp_path / "plain"), metrics(tmp_path / "turns")
-    lines = (tmp_path / "turns" / "r" / "metrics.jsonl").read_text().splitlines()
+    plain, shared = metrics(tmp_path / "plain"), metrics(tmp_path / "shared")
+    lines = (tmp_path / "shared" / "r" / "metrics.jsonl").read_text().splitlines()
     seen = [{name for name in json.loads(line) if name.startswith("memory_gb/")} for line in lines]
     whole = {f"memory_gb/{when}_to_{whom}" for when in ("before", "after") for whom in ("rollout", "training")}
     assert seen == [set(), whole, whole, whole]
-    assert turns == plain
+    assert shared == plain

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rlcore.errors import ConfigError, RlcoreError, SampleError, UserError, did_you_mean
 from rlcore.protocols.reward import Relative, RewardResult
 from rlcore.registry import import_place
-from rlcore.rewards.pipeline import LARGEST, Part, timed_out
+from rlcore.rewards.pipeline import LARGEST, RewardPart, timed_out
 from rlcore.rewards.signature import RewardFunction, Row, Signature, arguments, list_arguments, read_signature
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Job: TypeAlias = tuple[int, list[int]]
 """(reward index, sample indices)."""
-Emit: TypeAlias = Callable[[int, int, Part], None]
+Emit: TypeAlias = Callable[[int, int, RewardPart], None]
 """Receives reward index, sample index and the result."""
 
 
@@ -116,7 +116,7 @@ def _check_options(spec: RewardSpec, *, known: list[str], needed: list[str]) -> 
             raise ConfigError(f"reward {spec.name!r} needs the option {name!r}\n{takes}")
 
 
-class Scorer:
+class RewardRunner:
     """Loaded rewards. `run` scores the samples of a chunk and emits each result immediately."""
 
     def __init__(self, specs: Sequence[RewardSpec], timeout_s: float | None) -> None:
@@ -125,7 +125,7 @@ class Scorer:
         self._process_id = os.getpid()
         self._rewards = [build_reward(spec) for spec in specs]
         self._signatures = [read_signature(reward) for reward in self._rewards]
-        self._runner: asyncio.Runner | None = None
+        self._asyncio: asyncio.Runner | None = None
 
     @property
     def concurrent(self) -> list[bool]:
@@ -145,17 +145,17 @@ class Scorer:
 
     def close(self) -> None:
         """End the event loop of asynchronous rewards."""
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        if self._asyncio is not None:
+            self._asyncio.close()
+            self._asyncio = None
 
     def _event_loop(self) -> asyncio.Runner:
-        """Return the scorer's only event loop: rewards keep HTTP sessions, which belong to a loop."""
-        if self._runner is None:
+        """Return the only event loop: rewards keep HTTP sessions, which belong to a loop."""
+        if self._asyncio is None:
             import asyncio
 
-            self._runner = asyncio.Runner()
-        return self._runner
+            self._asyncio = asyncio.Runner()
+        return self._asyncio
 
     async def _run_async(self, index: int, calls: Sequence[list[int]], rows: Mapping[int, Row], emit: Emit) -> None:
         import asyncio
@@ -167,7 +167,7 @@ class Scorer:
 
         await asyncio.gather(*(one(call) for call in calls))
 
-    def _emit(self, emit: Emit, index: int, samples: Sequence[int], parts: Sequence[Part]) -> None:
+    def _emit(self, emit: Emit, index: int, samples: Sequence[int], parts: Sequence[RewardPart]) -> None:
         """Emit the results. End here if this process is a fork by a reward that also returned."""
         if os.getpid() != self._process_id:
             os._exit(1)
@@ -175,56 +175,56 @@ class Scorer:
             emit(index, sample, part)
 
 
-def _ask(reward: RewardFunction, signature: Signature, rows: Sequence[Row]) -> list[Part]:
+def _ask(reward: RewardFunction, signature: Signature, rows: Sequence[Row]) -> list[RewardPart]:
     try:
-        return _judge_answer(signature, reward(**_keywords(signature, rows)), len(rows))
+        return _parts_of(signature, reward(**_keywords(signature, rows)), len(rows))
     except BaseException as error:
         return [_failure(error)] * len(rows)
 
 
 async def _ask_async(
     reward: RewardFunction, signature: Signature, rows: Sequence[Row], timeout_s: float | None
-) -> list[Part]:
+) -> list[RewardPart]:
     import asyncio
 
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            return _judge_answer(signature, await reward(**_keywords(signature, rows)), len(rows))
+            return _parts_of(signature, await reward(**_keywords(signature, rows)), len(rows))
     except BaseException as error:
         late = timeout_s is not None and limit.expired()
         return [timed_out(timeout_s or 0.0) if late else _failure(error)] * len(rows)
 
 
-def _failure(error: BaseException) -> Part:
+def _failure(error: BaseException) -> RewardPart:
     """Convert an exception of a reward to an error of its sample, except Ctrl-C, which a child process ignores."""
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         raise error
-    return Part("error", message=_describe(error))
+    return RewardPart("error", message=_describe(error))
 
 
 def _keywords(signature: Signature, rows: Sequence[Row]) -> dict[str, Any]:
     return list_arguments(signature, rows) if signature.batched else arguments(signature, rows[0])
 
 
-def _judge_answer(signature: Signature, answer: Any, num_samples: int) -> list[Part]:
+def _parts_of(signature: Signature, answer: Any, num_samples: int) -> list[RewardPart]:
     if not signature.batched:
-        return [_judge(answer, signature)]
+        return [_part_of(answer, signature)]
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Sequence) or isinstance(answer, str):
         raise SampleError(f"returned {type(answer).__name__}, not a list of {num_samples}")
     if len(answer) != num_samples:
         raise SampleError(f"returned a list of {len(answer)} for {num_samples} completions")
-    return [_judge_one_of_list(value, signature) for value in answer]
+    return [_part_or_error(value, signature) for value in answer]
 
 
-def _judge_one_of_list(value: Any, signature: Signature) -> Part:
+def _part_or_error(value: Any, signature: Signature) -> RewardPart:
     try:
-        return _judge(value, signature)
+        return _part_of(value, signature)
     except SampleError as error:
-        return Part("error", message=_describe(error))
+        return RewardPart("error", message=_describe(error))
 
 
-def _judge(answer: Any, signature: Signature) -> Part:
+def _part_of(answer: Any, signature: Signature) -> RewardPart:
     """Return a score or a skip; raise SampleError for anything else."""
     metrics: Mapping[str, Any] = {}
     if isinstance(answer, RewardResult):
@@ -235,11 +235,11 @@ def _judge(answer: Any, signature: Signature) -> Part:
         answer = answer["score"]
     measured = {name: _finite(value, f"metric {name!r} is") for name, value in metrics.items()}
     if answer is None:
-        return Part("skip", metrics=measured)
+        return RewardPart("skip", metrics=measured)
     score = _finite(answer, "returned")
     if abs(score) > LARGEST:
         raise SampleError(f"returned {score:.3g}, which is infinite in float32")
-    return Part("score", score, metrics=measured)
+    return RewardPart("score", score, metrics=measured)
 
 
 def _finite(value: Any, what: str) -> float:
@@ -270,17 +270,17 @@ def serve(fd: int, lifeline: int) -> None:
     connection = Connection(fd)
     specs, timeout_s = connection.recv()
     try:
-        scorer = Scorer(specs, timeout_s)
+        runner = RewardRunner(specs, timeout_s)
     except UserError as error:
         connection.send(error)
         return
-    connection.send(scorer.concurrent)
+    connection.send(runner.concurrent)
     try:
         while True:
             rows, jobs = connection.recv()
-            scorer.run(rows, jobs, lambda reward, sample, part: connection.send((reward, sample, part)))
+            runner.run(rows, jobs, lambda reward, sample, part: connection.send((reward, sample, part)))
     except EOFError:
-        scorer.close()
+        runner.close()
 
 
 def _end_with(lifeline: int) -> None:
