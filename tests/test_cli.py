@@ -9,14 +9,11 @@ import re
 import shlex
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rlcore.cli import COMMANDS, isolated, main
-from rlcore.cli.doctor import SETTINGS, Finding, check_all
-from rlcore.cli.settings import check_settings
+from rlcore.cli import COMMANDS, main
 from rlcore.cli.train import _new_name
 from rlcore.config.compose import compose
 from rlcore.config.schema import Config
@@ -101,7 +98,7 @@ def test_help_examples_are_accepted_by_the_parser(capsys, monkeypatch, command):
 def settings_of_examples() -> list[list[str]]:
     """Return the settings in all help texts, with placeholders replaced by existing files."""
     found = []
-    for command in ("train", "eval", "config", "doctor"):
+    for command in ("train", "eval", "config"):
         module = importlib.import_module(f"rlcore.cli.{command}")
         for _, *words in examples(module._EXAMPLES):
             settings = [word for word in words if re.match(r"[\w.]+=", word)]
@@ -145,7 +142,6 @@ def test_python_m_rlcore_is_the_command(tmp_path):
         (["train", "trainer.step=1"], 2),
         (["train", "--unknown"], 2),
         (["trian"], 2),
-        (["doctor", "no-such-package"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
@@ -345,139 +341,6 @@ def test_a_failed_start_finishes_the_started_trackers(tmp_path):
 
     calls = plan.trackers[0].resolved.object.calls
     assert calls == ["start", "start", "finish: UserError: no account", "finish: UserError: no account"]
-
-
-def answers(*settings: str) -> dict[str, dict]:
-    """Return the answers of the doctor's child process."""
-    return {name: isolated._answer(partial(check_settings, name, settings), ".") for name in SETTINGS}
-
-
-def test_doctor_accepts_valid_settings_of_a_run(assets, tmp_path):
-    (tmp_path / "d.jsonl").write_text('{"prompt": "One day", "answer": "a"}\n')
-    found = answers(
-        f"model.path={assets}/models/stories260k",
-        f"data.train={tmp_path}/d.jsonl",
-        "reward=exact_match",
-        "runtime=local",
-        f"run.directory={tmp_path}/runs",
-    )
-
-    assert {name: finding["status"] for name, finding in found.items()} == dict.fromkeys(SETTINGS, "ok")
-    assert "0.26 M parameters" in found["model"]["detail"]
-    assert found["tokenizer"]["detail"] == "512 tokens, without a chat template"
-    assert found["data"]["detail"] == f"{tmp_path}/d.jsonl: 1 prompts"
-    assert found["reward"]["detail"] == "exact_match (rlcore.rewards.match:ExactMatch)"
-    assert not (tmp_path / "runs").exists()
-
-
-def test_doctor_reports_all_problems_at_once(assets, tmp_path):
-    (tmp_path / "d.jsonl").write_text('{"prompt": "One day"}\n{\n')
-    found = answers(f"model.path={tmp_path}/nowhere", f"data.train={tmp_path}/d.jsonl", f"reward={tmp_path}/r.py:score")
-
-    assert {name: finding["status"] for name, finding in found.items()} == {
-        "settings": "ok",
-        **dict.fromkeys(["model", "tokenizer", "data", "reward", "plan"], "broken"),
-    }
-    assert "there is no such directory" in found["model"]["detail"]
-    assert f"{tmp_path}/d.jsonl:2: not valid JSON" in found["data"]["detail"]
-    assert f"there is no file {tmp_path}/r.py" in found["reward"]["detail"]
-
-
-def test_doctor_checks_incomplete_settings(assets):
-    found = answers(f"model.path={assets}/models/stories260k", "reward=exact_match")
-
-    assert {name: finding["status"] for name, finding in found.items()} == {
-        **dict.fromkeys(["settings", "model", "tokenizer", "reward"], "ok"),
-        "data": "warning",
-        "plan": "broken",
-    }
-    assert found["data"]["fix"] == "rlcore doctor data.train=..."
-    assert found["plan"]["fix"].startswith("data.train=train.jsonl")
-
-
-def test_doctor_reports_only_the_misspelled_setting():
-    found = answers("preset=quickstart", "trainer.step=3")
-
-    assert found["settings"]["status"] == "broken"
-    assert found["settings"]["detail"].startswith("trainer.step: no such setting. Did you mean 'steps'?")
-    assert {finding["status"] for name, finding in found.items() if name != "settings"} == {"warning"}
-
-
-def test_doctor_reports_a_plan_that_does_not_fit_this_machine():
-    found = answers("preset=quickstart", "pools.main.nodes=2")
-
-    assert {name for name, finding in found.items() if finding["status"] == "broken"} == {"plan"}
-    assert "1 CPU on each of 2 nodes; the cluster has " in found["plan"]["detail"]
-
-
-@pytest.mark.parametrize(
-    ("check", "variables", "status", "detail", "fix"),
-    [
-        ("network", {}, "ok", r"lo \(127\.0\.0\.1:\d+\) reaches itself", ""),
-        ("network", {"GLOO_SOCKET_IFNAME": "eth77"}, "broken", "GLOO_SOCKET_IFNAME=eth77 does not exist, only ", "unset GLOO_SOCKET_IFNAME"),
-        ("temporary files", {}, "ok", r"GiB free for /", ""),
-    ],
-    ids=["network", "an interface that does not exist", "temporary files"],
-)  # fmt: skip
-def test_doctor_checks_network_and_temporary_files(monkeypatch, check, variables, status, detail, fix):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-
-    (found,) = check_all([Finding(kind="machine", name=check)], 60.0, ".")
-
-    assert found.status == status, found
-    assert re.search(detail, found.detail)
-    assert found.fix == fix
-
-
-def test_doctor_names_the_interface_that_a_cluster_would_use(monkeypatch):
-    from rlcore.cli import machine
-
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr("rlcore.controller.network.address_towards", lambda host: "127.0.0.1")
-    pattern = r"lo \(127.0.0.1:\d+\) reaches itself; so does lo \(127.0.0.1:\d+\), which leads to other machines"
-
-    assert re.fullmatch(pattern, machine.CHECKS["network"](""))
-
-
-def test_doctor_reports_a_missing_default_route(monkeypatch):
-    from rlcore.cli import machine
-
-    def unreachable(host):
-        raise OSError(101, "Network is unreachable")
-
-    monkeypatch.setattr("rlcore.controller.network.address_towards", unreachable)
-
-    assert "no default route: to join other machines, ray start needs --node-ip-address" in machine.CHECKS["network"](
-        ""
-    )
-
-
-def test_doctor_reports_unwritable_temporary_files(monkeypatch):
-    from rlcore.cli import machine
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
-
-    with pytest.raises(machine.Fault, match=r"no temporary file can be written: .*No space left") as caught:
-        machine.CHECKS["temporary files"]("")
-    assert caught.value.fix == "export TMPDIR=DIR"
-
-
-def test_doctor_works_without_ray(monkeypatch):
-    from rlcore.cli import machine
-
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "rlcore.controller.ray_runtime", raising=False)
-
-    with pytest.raises(
-        machine.Remark, match="runtime=ray needs Ray, which is not installed; only runtime=local"
-    ) as caught:
-        machine.CHECKS["ray start"]("")
-    assert caught.value.fix == "pip install ray"
 
 
 @pytest.mark.parametrize("command", ["list-plugins", "config"])

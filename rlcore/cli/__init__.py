@@ -17,7 +17,6 @@ COMMANDS = {
     "eval": "score a model or a checkpoint on held-out prompts",
     "list-plugins": "list installed plugins without importing them",
     "config": "print the composed configuration and the source of each value",
-    "doctor": "check this machine and that every plugin loads",
     "export": "write a checkpoint as a Hugging Face directory",
 }
 
@@ -113,7 +112,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "  for plugin authors, from the package rlcore-workbench: new-plugin, check, try, migrate",
+            "  from the package rlcore-workbench: doctor, new-plugin, check, try, migrate",
             "  rlcore COMMAND --help shows each command with examples; rlcore --version",
             "",
             "example: rlcore train preset=quickstart",

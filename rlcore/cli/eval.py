@@ -41,10 +41,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_intermixed_args(list(argv))
 
-    from rlcore.cli.machine import writable
+    from rlcore.cli.train import is_writable
     from rlcore.errors import ConfigError
 
-    if options.samples and not writable(options.samples.absolute().parent):
+    if options.samples and not is_writable(options.samples.absolute().parent):
         raise ConfigError(f"--samples={options.samples} cannot be written\nType  --samples FILE")
     with _located(options.model) as (model, base):
         metrics, seconds = _run(model, base, options.overrides, options.samples)

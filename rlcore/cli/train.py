@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +67,6 @@ def check_devices(plan: Plan) -> None:
 
 def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     """Compose the settings and make the plan; `rlcore.trainer.launch.launch` starts it."""
-    from rlcore.cli.machine import writable
     from rlcore.config.compose import compose
     from rlcore.errors import ConfigError
     from rlcore.hooks.manager import Hooks
@@ -77,11 +77,17 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     hooks = Hooks(config.plugins.hooks, config.plugins.on_hook_error)
     hooks.configure(config=config)
     directory = (Path(config.run.directory) / (config.run.name or _new_name(config, overrides))).absolute()
-    if not writable(directory):
+    if not is_writable(directory):
         raise ConfigError(f"run.directory={config.run.directory} cannot be written\nType  run.directory=DIR")
     plan = make_plan(config, directory)
     _warn_about_repeated_prompts(plan)
     return plan, hooks
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether a directory, which may not exist yet, can be created and written."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _warn_about_repeated_prompts(plan: Plan) -> None:

@@ -13,6 +13,7 @@ KNOWN_PACKAGES: dict[tuple[str, str], str] = {
     ("rollout", "vllm"): "rlcore-vllm",
     ("rollout", "sglang"): "rlcore-sglang",
     ("command", "check"): "rlcore-workbench",
+    ("command", "doctor"): "rlcore-workbench",
     ("command", "migrate"): "rlcore-workbench",
     ("command", "new-plugin"): "rlcore-workbench",
     ("command", "try"): "rlcore-workbench",

@@ -1,6 +1,6 @@
 """`rlcore doctor`: check this machine, the settings of a run, and that every plugin loads.
 
-All checks run in child processes (rlcore/cli/isolated.py), one child per package. If it crashes or a check exceeds its
+All checks run in child processes (health/isolated.py), one child per package. If it crashes or a check exceeds its
 deadline, that check is reported as broken and a new child continues with the next.
 """
 
@@ -19,14 +19,15 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from rlcore.cli import machine
-from rlcore.cli.isolated import run_jobs
 from rlcore.cli.list_plugins import Row, list_plugins
 from rlcore.errors import ConfigError, did_you_mean
-from rlcore.registry.catalog import catalog, normalise
+from rlcore.registry import catalog
+from rlcore.registry.catalog import normalise
+from rlcore_workbench.health import machine
+from rlcore_workbench.health.isolated import run_jobs
 
 SETTINGS = ("settings", "model", "tokenizer", "data", "reward", "plan")
-"""The checks of rlcore/cli/settings.py."""
+"""The checks of health/settings.py."""
 _AT_ONCE = min(4, os.cpu_count() or 1)
 """Number of packages that are checked at the same time."""
 SLOW_S = 10.0

@@ -18,9 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore.cli.machine import CHECKS, Fault, Remark
-from rlcore.cli.settings import check_settings
 from rlcore.errors import RlcoreError
+from rlcore_workbench.health.machine import CHECKS, Fault, Remark
+from rlcore_workbench.health.settings import check_settings
+
+_CHILD = ("-P", "-X", "faulthandler", "-m", "rlcore_workbench.health.isolated")
 
 
 def run_jobs(
@@ -34,7 +36,7 @@ def run_jobs(
     with tempfile.TemporaryDirectory(prefix="rlcore-doctor-") as folder:
         answers, printed = Path(folder, "answers"), Path(folder, "printed")
         answers.touch()
-        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "rlcore.cli.isolated", str(answers), output]
+        command = [sys.executable, *_CHILD, str(answers), output]
         with printed.open("wb") as sink:
             child = subprocess.Popen(
                 [*command, json.dumps(jobs), *settings],
@@ -121,7 +123,7 @@ def _plugin(kind: str, name: str, package: str, _: str) -> str:
 
         resolve(kind, reference)
         return ""
-    from rlcore.hooks.manager import Hooks
+    from rlcore.hooks import Hooks
 
     return "; ".join(f"{it.name}: {_health(it.name, it.run, it.fix)}" for it in Hooks([reference]).health_checks())
 

@@ -1,6 +1,6 @@
 """Checks of a run's settings, one per topic, so that all problems are reported at once.
 
-Called by rlcore/cli/isolated.py, in a separate process, for `rlcore doctor key=value ...`.
+Called by isolated.py, in a separate process, for `rlcore doctor key=value ...`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rlcore.cli.machine import Fault, Remark
 from rlcore.errors import ModelError, UserError
+from rlcore_workbench.health.machine import Fault, Remark
 
 if TYPE_CHECKING:
     from rlcore.config.schema import Config

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from distributions import REWARD, plant, write_module
+from rlcore_workbench import doctor
+from rlcore_workbench.doctor import SETTINGS, Finding, check_all, main
+from rlcore_workbench.health import isolated, machine
+from rlcore_workbench.health.settings import check_settings
 
-from rlcore.cli import doctor, machine
-from rlcore.cli.doctor import Finding, check_all, main
 from rlcore.config.schema import RunConfig
 from rlcore.registry import refresh
 from rlcore.testing.waiting import HANG_S
-from tests.distributions import REWARD, plant, rlcore, write_module
 
 HOOKS = """
 from rlcore import hookimpl
@@ -34,7 +39,7 @@ def reward(site: Path, package: str, code: str, **options) -> None:
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory) -> dict[str, dict]:
+def findings(tmp_path_factory, rlcore) -> dict[str, dict]:
     """Return the findings of doctor --plugins with many broken packages, by package, or rlcore/<kind>/<name>."""
     site = tmp_path_factory.mktemp("site")
     reward(site, "fine-one", "print('noise', flush=True)\n" + REWARD)
@@ -64,7 +69,8 @@ def findings(tmp_path_factory) -> dict[str, dict]:
     (site / "conf_one" / "conf" / "preset" / "mine.yaml").write_text("trainer: {steps: 1}\n")
     plant(site, "bare-conf", {"config": {"bare": "bare_conf"}}, code={"bare_conf.x": ""})
 
-    done = rlcore("doctor", "--plugins", "--json", sites=[site], RLCORE_DISABLE_PLUGINS="hidden-one")
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = rlcore("doctor", "--plugins", "--json", PYTHONPATH=path, RLCORE_DISABLE_PLUGINS="hidden-one")
 
     assert done.returncode == 1, done.stderr
     found = {}
@@ -202,8 +208,8 @@ def test_a_package_or_a_plugin_is_checked_alone_and_shows_the_whole_traceback(si
     assert out.endswith("1 checks: 1 broken\n")
 
 
-def test_an_unknown_plugin_is_refused_with_the_nearest(tmp_path):
-    done = rlcore("doctor", "rlcor", sites=[tmp_path])
+def test_an_unknown_plugin_is_refused_with_the_nearest(rlcore):
+    done = rlcore("doctor", "rlcor")
 
     assert done.returncode == 2
     assert (
@@ -309,8 +315,8 @@ def test_an_interrupt_ends_the_child_at_once(site):
     assert time.monotonic() - began < HANG_S
 
 
-def test_help_shows_an_example(tmp_path):
-    done = rlcore("doctor", "--help", sites=[tmp_path])
+def test_help_shows_an_example(rlcore):
+    done = rlcore("doctor", "--help")
 
     assert done.returncode == 0
     assert "  rlcore doctor rlcore-vllm              the plugins of one package, with tracebacks" in done.stdout
@@ -392,10 +398,135 @@ def test_threads_are_compared_with_the_cores(monkeypatch, words, remark):
     ],
 )
 def test_an_unsupported_version_names_the_one_to_install(site, check, package, error, words, fix):
-    plant(site, package, {}, version="1.0", requires=[])
+    plant(site, package, {}, requires=[])
 
     with pytest.raises(machine.Remark, match=words) as caught:
         machine.CHECKS[check]("")
 
     assert type(caught.value) is error
     assert caught.value.fix.startswith(fix)
+
+
+def answers(*settings: str) -> dict[str, dict]:
+    """Return the answers of the doctor's child process."""
+    return {name: isolated._answer(partial(check_settings, name, settings), ".") for name in SETTINGS}
+
+
+def test_accepts_valid_settings_of_a_run(assets, tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "One day", "answer": "a"}\n')
+    found = answers(
+        f"model.path={assets}/models/stories260k",
+        f"data.train={tmp_path}/d.jsonl",
+        "reward=exact_match",
+        "runtime=local",
+        f"run.directory={tmp_path}/runs",
+    )
+
+    assert {name: finding["status"] for name, finding in found.items()} == dict.fromkeys(SETTINGS, "ok")
+    assert "0.26 M parameters" in found["model"]["detail"]
+    assert found["tokenizer"]["detail"] == "512 tokens, without a chat template"
+    assert found["data"]["detail"] == f"{tmp_path}/d.jsonl: 1 prompts"
+    assert found["reward"]["detail"] == "exact_match (rlcore.rewards.match:ExactMatch)"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_reports_all_problems_at_once(assets, tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "One day"}\n{\n')
+    found = answers(f"model.path={tmp_path}/nowhere", f"data.train={tmp_path}/d.jsonl", f"reward={tmp_path}/r.py:score")
+
+    assert {name: finding["status"] for name, finding in found.items()} == {
+        "settings": "ok",
+        **dict.fromkeys(["model", "tokenizer", "data", "reward", "plan"], "broken"),
+    }
+    assert "there is no such directory" in found["model"]["detail"]
+    assert f"{tmp_path}/d.jsonl:2: not valid JSON" in found["data"]["detail"]
+    assert f"there is no file {tmp_path}/r.py" in found["reward"]["detail"]
+
+
+def test_checks_incomplete_settings(assets):
+    found = answers(f"model.path={assets}/models/stories260k", "reward=exact_match")
+
+    assert {name: finding["status"] for name, finding in found.items()} == {
+        **dict.fromkeys(["settings", "model", "tokenizer", "reward"], "ok"),
+        "data": "warning",
+        "plan": "broken",
+    }
+    assert found["data"]["fix"] == "rlcore doctor data.train=..."
+    assert found["plan"]["fix"].startswith("data.train=train.jsonl")
+
+
+def test_reports_only_the_misspelled_setting():
+    found = answers("preset=quickstart", "trainer.step=3")
+
+    assert found["settings"]["status"] == "broken"
+    assert found["settings"]["detail"].startswith("trainer.step: no such setting. Did you mean 'steps'?")
+    assert {finding["status"] for name, finding in found.items() if name != "settings"} == {"warning"}
+
+
+def test_reports_a_plan_that_does_not_fit_this_machine():
+    found = answers("preset=quickstart", "pools.main.nodes=2")
+
+    assert {name for name, finding in found.items() if finding["status"] == "broken"} == {"plan"}
+    assert "1 CPU on each of 2 nodes; the cluster has " in found["plan"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("check", "variables", "status", "detail", "fix"),
+    [
+        ("network", {}, "ok", r"lo \(127\.0\.0\.1:\d+\) reaches itself", ""),
+        ("network", {"GLOO_SOCKET_IFNAME": "eth77"}, "broken", "GLOO_SOCKET_IFNAME=eth77 does not exist, only ", "unset GLOO_SOCKET_IFNAME"),
+        ("temporary files", {}, "ok", r"GiB free for /", ""),
+    ],
+    ids=["network", "an interface that does not exist", "temporary files"],
+)  # fmt: skip
+def test_checks_network_and_temporary_files(monkeypatch, check, variables, status, detail, fix):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    (found,) = check_all([Finding(kind="machine", name=check)], 60.0, ".")
+
+    assert found.status == status, found
+    assert re.search(detail, found.detail)
+    assert found.fix == fix
+
+
+def test_names_the_interface_that_a_cluster_would_use(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr("rlcore.controller.network.address_towards", lambda host: "127.0.0.1")
+    pattern = r"lo \(127.0.0.1:\d+\) reaches itself; so does lo \(127.0.0.1:\d+\), which leads to other machines"
+
+    assert re.fullmatch(pattern, machine.CHECKS["network"](""))
+
+
+def test_reports_a_missing_default_route(monkeypatch):
+    def unreachable(host):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr("rlcore.controller.network.address_towards", unreachable)
+
+    assert "no default route: to join other machines, ray start needs --node-ip-address" in machine.CHECKS["network"](
+        ""
+    )
+
+
+def test_reports_unwritable_temporary_files(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+
+    with pytest.raises(machine.Fault, match=r"no temporary file can be written: .*No space left") as caught:
+        machine.CHECKS["temporary files"]("")
+    assert caught.value.fix == "export TMPDIR=DIR"
+
+
+def test_works_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "rlcore.controller.ray_runtime", raising=False)
+
+    with pytest.raises(
+        machine.Remark, match="runtime=ray needs Ray, which is not installed; only runtime=local"
+    ) as caught:
+        machine.CHECKS["ray start"]("")
+    assert caught.value.fix == "pip install ray"

@@ -1,6 +1,6 @@
 """Checks of this machine. Each returns its result, or raises a `Remark` or a `Fault` with the line to type.
 
-Called by rlcore/cli/isolated.py in a separate process, which a hanging driver cannot block.
+Called by isolated.py in a separate process, which a hanging driver cannot block.
 """
 
 from __future__ import annotations
@@ -100,22 +100,15 @@ def _devices(_: str) -> str:
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"
 
 
-def writable(folder: Path) -> bool:
-    """Return whether a directory, which may not exist yet, can be created and written."""
-    there = _existing(folder)
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-
-
-def _existing(folder: Path) -> Path:
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())
-
-
 def _disk(output: str) -> str:
     """Check that the directory of runs has space for checkpoints."""
+    from rlcore.cli.train import is_writable
+
     folder = Path(output).absolute()
-    if not writable(folder):
+    if not is_writable(folder):
         raise Fault(f"{folder} cannot be written", "rlcore train run.directory=DIR ...")
-    free = shutil.disk_usage(_existing(folder)).free / _GIB
+    present = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(present).free / _GIB
     text = f"{free:.1f} GiB free for {folder}"
     if free < 1:
         raise Fault(text, "rlcore train run.directory=DIR ...")

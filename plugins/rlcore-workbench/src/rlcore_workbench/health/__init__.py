@@ -1,0 +1,1 @@
+"""Checks of `rlcore doctor`: `machine`, `settings` and plugins, each in a separate process (`isolated`)."""
