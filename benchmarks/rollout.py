@@ -119,7 +119,7 @@ def sglang_alone(path, num):
     from rlcore_sglang import SGLangConfig
     from rlcore_sglang.own import engine_environment, engine_options
 
-    from rlcore.rollouts.checks import read_limits
+    from rlcore.kits.engine.checks import read_limits
 
     config, model, context = SGLangConfig(max_batch_size=num), ModelConfig(path=path), RolloutContext()
     os.environ.update(engine_environment(config, context, []))

@@ -19,11 +19,11 @@ from rollout import ALONE, kind_of, save_model
 
 from rlcore.cli.train import plan_run
 from rlcore.errors import InfrastructureError
+from rlcore.kits.http import JsonClient
 from rlcore.models.load import copy_tokenizer, load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.quickstart import cache_directory, prepare
-from rlcore.rollouts.http import Server
 from rlcore.trainer.launch import launch
 from rlcore.trainer.loop import step
 
@@ -85,7 +85,7 @@ def to_a_server(engine, path, weights):
     try:
         while True:
             try:
-                Server(url, engine, 2.0).call("GET", "/v1/models")
+                JsonClient(url, engine, 2.0).call("GET", "/v1/models")
                 break
             except InfrastructureError:
                 if server.poll() is not None or time.monotonic() > deadline:

@@ -74,9 +74,9 @@ PROVISIONAL: Mapping[str, str] = {
     # engines
     "rlcore.rollouts.hf": "HFConfig HFRollout",
     "rlcore.controller.weights": "Broadcast meet meeting_point",
-    "rlcore.rollouts": "http",
-    "rlcore.rollouts.checks": "ExpectedWeights Limits Readiness check_finite end_ids read_limits unfit",
-    "rlcore.rollouts.http": "BadAnswer Server bearer",
+    "rlcore.kits": "http",
+    "rlcore.kits.engine.checks": "ExpectedWeights Limits Readiness check_finite end_ids read_limits unfit",
+    "rlcore.kits.http": "BadAnswer JsonClient bearer",
     "rlcore.trainer.memory": "ModelSize human",
     # environments and rewards
     "rlcore.errors": "LOST_PEER did_you_mean",

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from rlcore.errors import ModelError
-from rlcore.rollouts.checks import ExpectedWeights
+from rlcore.kits.engine.checks import ExpectedWeights
 
 SIZES = {
     "vocab_size": 48,

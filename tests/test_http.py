@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from rlcore.errors import ConfigError, InfrastructureError
-from rlcore.rollouts.http import BadAnswer, Server, bearer
+from rlcore.kits.http import BadAnswer, JsonClient, bearer
 from rlcore.testing.waiting import HANG_S
 
 JSON, TEXT = "application/json", "text/plain"
@@ -32,7 +32,7 @@ def answering(content, *, kind=JSON, length=None, status="200 OK"):
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
+        yield JsonClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
         thread.join(HANG_S)
 
 
@@ -102,6 +102,6 @@ def test_an_answer_that_is_not_http_is_an_error():
             connection.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
+        server = JsonClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "test", 5.0)
         with pytest.raises(InfrastructureError, match="incomplete response"):
             acall(server)

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import ModelError
+from rlcore.kits.engine.checks import Readiness, check_finite, read_limits, unfit
 from rlcore.models.comparison import check_attention
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import cache
 from rlcore.rollouts.cache import Decode, KeyValueCache, Prefill
-from rlcore.rollouts.checks import Readiness, check_finite, read_limits, unfit
 from rlcore.rollouts.sampler import SamplingArrays, draw
 from rlcore.types import FinishReason, Mesh, Request, Sample
 

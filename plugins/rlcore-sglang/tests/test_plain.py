@@ -21,9 +21,9 @@ from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 from rlcore.config.build import build
 from rlcore.controller.runtime import RuntimeConfig
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
+from rlcore.kits.engine.checks import Limits
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import Limits
 from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 

@@ -21,10 +21,10 @@ from rlcore_sglang.server import _wrong_server
 from rlcore_sglang.weights import LOADER, NO_VERSION
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
+from rlcore.kits import http
+from rlcore.kits.engine.checks import read_limits
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts import http
-from rlcore.rollouts.checks import read_limits
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import request, run, tokens, weights
 from rlcore.testing.waiting import HANG_S
@@ -140,7 +140,7 @@ def test_a_server_serves_nothing_between_an_incomplete_and_a_complete_update(url
     before = tokens(run(first, [request(0), request(1)]))
     with pytest.raises(ModelError, match="weights are missing"):
         first.load_weights(iter(scaled(small_model, 3)[:-1]), 1)
-    stranger = http.Server(url, "SGLang", timeout_s=2.0)  # another client, such as a router
+    stranger = http.JsonClient(url, "SGLang", timeout_s=2.0)  # another client, such as a router
     with pytest.raises(DeadlineExceeded):
         stranger.call("POST", "/generate", {"input_ids": [3, 4], "sampling_params": {"max_new_tokens": 1}})
 

@@ -16,10 +16,10 @@ from rlcore_vllm import VLLMConfig, VLLMRollout
 from rlcore_vllm import server as server_module
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
+from rlcore.kits.http import JsonClient
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.http import Server
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import weights
 from rlcore.testing.waiting import HANG_S
@@ -38,7 +38,7 @@ def start(model, log):
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + HANG_S
     while True:
         try:
-            Server(url, "vLLM", 2.0).call("GET", "/v1/models")
+            JsonClient(url, "vLLM", 2.0).call("GET", "/v1/models")
             return process, url
         except InfrastructureError:
             if process.poll() is not None or time.monotonic() > deadline:
@@ -69,7 +69,7 @@ def llama(small_model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def server_of_llama(llama, scheduling, tmp_path_factory):
     process, url = start(llama, tmp_path_factory.mktemp("server") / "log")
-    config = Server(url, "vLLM", 60.0).call("GET", "/server_info?config_format=json")["vllm_config"]
+    config = JsonClient(url, "vLLM", 60.0).call("GET", "/server_info?config_format=json")["vllm_config"]
     assert config["scheduler_config"]["async_scheduling"] == (scheduling == "async")
     yield url
     end(process)
@@ -193,7 +193,7 @@ def test_weights_sent_in_several_buckets_arrive_unchanged(server, small_model, m
 
 
 def test_requests_in_flight_are_answered_when_an_update_fails(server, small_model):
-    engine, stranger = connect(small_model, server), Server(server, "vLLM", 20.0)
+    engine, stranger = connect(small_model, server), JsonClient(server, "vLLM", 20.0)
     body = {"token_ids": [3, 4], "sampling_params": {"max_tokens": 120, "ignore_eos": True}}
 
     def failing():
@@ -238,7 +238,7 @@ def test_a_server_serves_nothing_after_an_incomplete_update(server, small_model)
 
     body = {"token_ids": [3, 4], "sampling_params": {"max_tokens": 2}}
     with pytest.raises(DeadlineExceeded):
-        Server(server, "vLLM", 1.5).call("POST", "/inference/v1/generate", body)
+        JsonClient(server, "vLLM", 1.5).call("POST", "/inference/v1/generate", body)
 
     engine.load_weights(iter(weights(small_model)), 6)
     assert run(engine, requests_of([[3, 4, 5]]))[0].policy_version == 6

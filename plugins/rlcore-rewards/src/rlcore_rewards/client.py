@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlcore.errors import InfrastructureError, require
-from rlcore.rollouts.http import BadAnswer, Server, bearer
+from rlcore.kits.http import BadAnswer, JsonClient, bearer
 
 _RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 """Status codes of temporary failures."""
@@ -47,7 +47,7 @@ class Client:
         """Set up the connection; `what` names the server in errors."""
         headers = bearer(config.api_key_variable)
         self._config = config
-        self._server = Server(config.url.rstrip("/"), engine=what, timeout_s=config.timeout_s, headers=headers)
+        self._server = JsonClient(config.url.rstrip("/"), name=what, timeout_s=config.timeout_s, headers=headers)
         self._slots = asyncio.Semaphore(config.max_concurrency)
 
     async def post(self, path: str, body: Any) -> Any:

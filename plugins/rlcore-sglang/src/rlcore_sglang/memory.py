@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from rlcore.errors import ConfigError
+from rlcore.kits.engine.checks import Limits
 from rlcore.protocols.backend import ModelConfig
-from rlcore.rollouts.checks import Limits
 from rlcore.trainer.memory import ModelSize, human
 from rlcore_sglang.config import SGLangConfig
 

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, InfrastructureError, ModelError, UserError
+from rlcore.kits.engine.checks import Limits
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import Limits
 from rlcore_sglang.config import SGLangConfig, check_precision
 from rlcore_sglang.memory import cache_tokens
 from rlcore_sglang.requests import Answer
@@ -40,7 +40,7 @@ _LOG_BYTES = 20000
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-class OwnEngine:
+class EngineProcess:
     """Client of the engine's process."""
 
     def __init__(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.errors import ConfigError, SampleError
-from rlcore.rollouts.checks import Limits, check_finite
+from rlcore.kits.engine.checks import Limits, check_finite
 from rlcore.types import FinishReason, Request, Sample
 from rlcore_sglang.config import SGLangConfig
 

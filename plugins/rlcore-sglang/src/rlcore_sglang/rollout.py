@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rlcore.errors import ConfigError, DeadlineExceeded
+from rlcore.kits.engine.checks import ExpectedWeights, Limits, Readiness, read_limits
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness, read_limits
 from rlcore.types import Mesh, Request, Sample
 from rlcore_sglang.config import SGLangConfig, check_precision
 from rlcore_sglang.install import check_installed
@@ -22,7 +22,7 @@ from rlcore_sglang.requests import Answer, Response, sampling_params
 from rlcore_sglang.weights import send
 
 
-class Engine(Protocol):
+class SGLangEngine(Protocol):
     """Interface that `SGLangRollout` uses for both kinds of engine."""
 
     num_ranks: int
@@ -142,7 +142,7 @@ class SGLangRollout:
         self._engine, self._state.is_closed = None, True
 
     async def _respond(
-        self, engine: Engine, room: asyncio.Semaphore, response: Response, params: Mapping[str, Any]
+        self, engine: SGLangEngine, room: asyncio.Semaphore, response: Response, params: Mapping[str, Any]
     ) -> Sample:
         """Generate one response; if new weights abort it, continue with the tokens so far as part of the prompt."""
         while True:
@@ -156,7 +156,7 @@ class SGLangRollout:
                 return response.sample(answer, self._version)
             params = sampling_params(response, self._limits, self._config)
 
-    def _send(self, engine: Engine, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+    def _send(self, engine: SGLangEngine, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Send the weights. The KV cache of old weights is dropped now, or when the last request that uses it is done."""
         pause = self._config.pause if self._num_in_flight else "retract"
         self._stale = pause == "in_place"
@@ -168,23 +168,23 @@ class SGLangRollout:
         if self._engine is not None and self._device != "cpu" and not self._config.url:
             self._engine.control(action)
 
-    def _ready(self) -> Engine | None:
+    def _ready(self) -> SGLangEngine | None:
         self._state.check()
         return self._engine
 
 
-def _engine(config: SGLangConfig, model: ModelConfig, context: RolloutContext, limits: Limits) -> Engine | None:
+def _engine(config: SGLangConfig, model: ModelConfig, context: RolloutContext, limits: Limits) -> SGLangEngine | None:
     """Start the engine on its first rank; return None on the others. All ranks must call this, as it gathers devices."""
     if config.url:
-        from rlcore_sglang.server import Server
+        from rlcore_sglang.server import SGLangServerClient
 
-        return Server(config, model=model, context=context, limits=limits)
-    from rlcore_sglang.own import OwnEngine
+        return SGLangServerClient(config, model=model, context=context, limits=limits)
+    from rlcore_sglang.own import EngineProcess
 
     devices = _devices(config, context)
     if context.rank % config.tensor_parallel:
         return None
-    return OwnEngine(config, model=model, context=context, limits=limits, devices=devices)
+    return EngineProcess(config, model=model, context=context, limits=limits, devices=devices)
 
 
 def _devices(config: SGLangConfig, context: RolloutContext) -> list[str]:

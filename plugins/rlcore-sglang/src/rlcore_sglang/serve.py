@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcore.errors import ConfigError, RlcoreError
+from rlcore.kits.engine.checks import read_limits
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import read_limits
 from rlcore_sglang.config import NO_FLOAT32, SGLangConfig
 from rlcore_sglang.install import check_installed
 from rlcore_sglang.own import engine_environment, engine_options

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.kits import http
+from rlcore.kits.engine.checks import Limits
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts import http
-from rlcore.rollouts.checks import Limits
 from rlcore_sglang import weights
 from rlcore_sglang.config import SGLangConfig
 from rlcore_sglang.install import wanted_version
@@ -29,7 +29,7 @@ from rlcore_sglang.requests import Answer
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 
 
-class Server:
+class SGLangServerClient:
     """Client of one server."""
 
     def __init__(self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext, limits: Limits) -> None:
@@ -37,7 +37,7 @@ class Server:
         start, key = "python -m rlcore_sglang.serve MODEL --port PORT", http.bearer(config.api_key_variable)
         urls = (own, config.router or own, *config.urls)
         self._server, self._front, *self._all = (
-            http.Server(url, "SGLang", config.timeout_s, start, key) for url in urls
+            http.JsonClient(url, "SGLang", config.timeout_s, start, key) for url in urls
         )
         self._prefix, self._num_requests = uuid.uuid4().hex, 0
         self.num_ranks, is_ours = self._check(config, model, limits)

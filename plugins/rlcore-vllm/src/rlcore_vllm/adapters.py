@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlcore.rollouts.checks import ExpectedWeights, unfit
+from rlcore.kits.engine.checks import ExpectedWeights, unfit
 
 _NAME, _NUMBER = "policy", 1
 _IN_MEMORY = Path("/dev/shm")

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import ConfigError, InfrastructureError, ModelError
+from rlcore.kits.engine.checks import Limits, end_ids
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
 from rlcore_vllm import adapters, host, memory
 from rlcore_vllm.config import VLLMConfig
@@ -34,7 +34,7 @@ _live_engines = 0
 """Number of engines in this process; the last one to close destroys vLLM's process groups."""
 
 
-class InProcess:
+class InProcessEngine:
     """One rank of an engine."""
 
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcore.errors import InfrastructureError, ModelError, SampleError
-from rlcore.rollouts.checks import Limits, check_finite
+from rlcore.kits.engine.checks import Limits, check_finite
 from rlcore.types import FinishReason, Request, Sample
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}

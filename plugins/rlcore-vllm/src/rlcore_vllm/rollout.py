@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rlcore.errors import ConfigError
+from rlcore.kits.engine.checks import ExpectedWeights, Limits, Readiness
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts.checks import ExpectedWeights, Limits, Readiness
 from rlcore.types import Mesh, Request, Sample
 from rlcore_vllm.adapters import ExpectedAdapters
 from rlcore_vllm.config import VLLMConfig
@@ -19,7 +19,7 @@ from rlcore_vllm.install import check_installed
 from rlcore_vllm.requests import sampling_options
 
 
-class Engine(Protocol):
+class VLLMEngine(Protocol):
     """Interface that `VLLMRollout` uses for both kinds of engine."""
 
     limits: Limits
@@ -122,23 +122,23 @@ class VLLMRollout:
             self._engine.close()
         self._state.is_closed = True
 
-    def _open(self) -> Engine:
+    def _open(self) -> VLLMEngine:
         self._state.check_open()
         return self._engine
 
-    def _ready(self) -> Engine:
+    def _ready(self) -> VLLMEngine:
         self._state.check()
         return self._engine
 
 
-def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> Engine:
+def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> VLLMEngine:
     if config.url:
-        from rlcore_vllm.server import Server
+        from rlcore_vllm.server import VLLMServerClient
 
-        return Server(config, model=model, context=context)
-    from rlcore_vllm.inprocess import InProcess
+        return VLLMServerClient(config, model=model, context=context)
+    from rlcore_vllm.inprocess import InProcessEngine
 
-    return InProcess(config, model=model, context=context)
+    return InProcessEngine(config, model=model, context=context)
 
 
 def _mesh(config: VLLMConfig, context: RolloutContext) -> Mesh:

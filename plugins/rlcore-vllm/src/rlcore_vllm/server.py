@@ -22,11 +22,11 @@ from torch import Tensor
 
 from rlcore.controller.weights import Broadcast, meeting_point
 from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.kits import http
+from rlcore.kits.engine.checks import Limits, end_ids
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.rollouts import http
-from rlcore.rollouts.checks import Limits, end_ids
 from rlcore.types import Request, Sample
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.requests import check_dropped, check_taken, model_facts, sample
@@ -36,14 +36,14 @@ _UNTOUCHED = "default"
 """vLLM's version name of the weights that it started with."""
 
 
-class Server:
+class VLLMServerClient:
     """Client of one server."""
 
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         self._config = config
         self._url = _own_url(config, context)
         start, key = "python -m rlcore_vllm.serve MODEL --port PORT", http.bearer(config.api_key_variable)
-        self._server = http.Server(self._url, "vLLM", config.timeout_s, start, key)
+        self._server = http.JsonClient(self._url, "vLLM", config.timeout_s, start, key)
         self._paused, self._version = False, 0
         self._num_in_flight, self._stale = 0, False
         self._device = context.device

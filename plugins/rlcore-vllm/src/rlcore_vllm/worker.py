@@ -25,14 +25,14 @@ from rlcore.controller.weights import Broadcast, meet
 from rlcore_vllm.requests import facts_of
 
 TRANSFER = "rlcore"
-"""Name of `Transfer` in vLLM's `weight_transfer_config`."""
+"""Name of `WeightReceiver` in vLLM's `weight_transfer_config`."""
 
 
 class WorkerExtension:
     """Methods that vLLM mixes into its worker; `self` is the worker."""
 
     model_runner: Any
-    weight_transfer_engine: Transfer
+    weight_transfer_engine: WeightReceiver
 
     def rlcore_prepare(self) -> dict[str, Any]:
         """Install the sampler and return the limits and properties of the model. Idempotent."""
@@ -106,7 +106,7 @@ class TransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
                 yield name, file.get_tensor(name)
 
 
-class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):  # type: ignore[misc]
+class WeightReceiver(WeightTransferEngine[TransferInit, TransferUpdate]):  # type: ignore[misc]
     """Loader of weights under their Hugging Face names, layer by layer into the memory that the engine computes with."""
 
     init_info_cls = TransferInit
@@ -189,7 +189,7 @@ def _pack_experts(model: Any) -> None:
 
 def _register() -> None:
     if TRANSFER not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(TRANSFER, Transfer)
+        WeightTransferEngineFactory.register_engine(TRANSFER, WeightReceiver)
 
 
 _register()

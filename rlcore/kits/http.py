@@ -35,12 +35,12 @@ class BadAnswer(InfrastructureError):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A server. Example: Server("http://localhost:30000", engine="SGLang", timeout_s=600)"""
+class JsonClient:
+    """Client of one server. Example: JsonClient("http://localhost:30000", "SGLang", timeout_s=600)"""
 
     url: str
-    engine: str
-    """Name of the engine, for errors."""
+    name: str
+    """Name of what serves, for errors: "SGLang"."""
     timeout_s: float
     """Time limit of each answer, in seconds."""
     start: str = ""
@@ -59,14 +59,14 @@ class Server:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=self.timeout_s)
-        with self._told(path), contextlib.closing(connection):
+        with self._explained(path), contextlib.closing(connection):
             content = None if body is None else json.dumps(body)
             connection.request(method, parts.path + path, content, {"Content-Type": "application/json", **self.headers})
             return self._decoded(path, connection.getresponse())
 
     async def acall(self, path: str, body: Any) -> Any:
         """Send a POST request asynchronously, like `call`."""
-        with self._told(path):
+        with self._explained(path):
             async with asyncio.timeout(self.timeout_s):
                 return self._decoded(path, await self._post(path, json.dumps(body).encode()))
 
@@ -98,7 +98,7 @@ class Server:
             text = content.decode(errors="replace").strip()[:500]
             advice = "Name the variable with its key:  api_key_variable=NAME" if status == 401 else "See its log."
             raise BadAnswer(
-                f"the {self.engine} server at {self.url} answered {path} with {status}: {text}\n{advice}", status
+                f"the {self.name} server at {self.url} answered {path} with {status}: {text}\n{advice}", status
             )
         try:
             return json.loads(content) if content else None
@@ -108,18 +108,18 @@ class Server:
             return content.decode(errors="replace")  # some servers confirm in plain text
 
     @contextlib.contextmanager
-    def _told(self, path: str) -> Iterator[None]:
+    def _explained(self, path: str) -> Iterator[None]:
         """Convert errors of the connection to errors that state what to do."""
         try:
             yield
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"the {self.engine} server at {self.url} did not answer {path} within {self.timeout_s:g} s\n"
+                f"the {self.name} server at {self.url} did not answer {path} within {self.timeout_s:g} s\n"
                 "Wait longer:  rollout.timeout_s=3600   or see the server's log"
             ) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise InfrastructureError(
-                f"incomplete response from the {self.engine} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
+                f"incomplete response from the {self.name} server at {self.url} to {path}: {str(error) or type(error).__name__}\n"
                 f"Start or restart it:  {self.start or 'see the README of the plugin'}"
             ) from error
 

@@ -1,0 +1,1 @@
+"""Parts of a rollout that wraps an engine of another library."""
