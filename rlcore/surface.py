@@ -69,6 +69,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.models.comparison": "check_attention",
     "rlcore.models.load": "check_directory check_positions check_same_files fingerprint load_model load_tokenizer"
     " read_config",
+    "rlcore.models.update": "WeightUpdate blend",
     "rlcore.models.weights": "check_finite check_names weight_files",
     "rlcore.registry.versions": "check_versions",
     # engines

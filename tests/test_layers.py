@@ -54,7 +54,7 @@ BUDGETS = {
     "hooks": 220,
     "controller": 1_550,
     "config": 650,
-    "models": 480,
+    "models": 530,
     "rewards": 800,
     "workers": 520,
     "kits": 260,
@@ -66,7 +66,7 @@ BUDGETS = {
     "quickstart": 190,
     "surface": 110,
     "cli": 510,
-    "testing": 1_760,
+    "testing": 1_860,
 }
 """Package -> most lines of code, without blank lines, comments and docstrings."""
 

@@ -418,6 +418,92 @@ def renamed(self):
     return ((f"module.{name}", tensor) for name, tensor in LocalBackend.weights(self))
 
 
+def loading(change):
+    """A backend that loads a changed stream."""
+
+    def load_weights(self, weights, mix=1.0):
+        LocalBackend.load_weights(self, change(self, weights), mix)
+
+    return backend(load_weights=load_weights)
+
+
+def complete(self, weights):
+    """A stream in which the present parameters stand in for all that is missing or does not fit."""
+    own, seen = dict(self._model.named_parameters()), set()
+    for name, tensor in weights:
+        if name in own and name not in seen and tensor.shape == own[name].shape:
+            seen.add(name)
+            yield name, tensor
+    yield from ((name, parameter) for name, parameter in own.items() if name not in seen)
+
+
+def keeps_tensors(self, weights, mix=1.0):
+    own = dict(self._model.named_parameters())
+    for name, tensor in weights:
+        own[name].data = tensor
+
+
+def shows_them_only(self, weights, mix=1.0):
+    self.shown = [(name, tensor.clone()) for name, tensor in weights]
+
+
+def shown_weights(self):
+    return iter(getattr(self, "shown", None) or LocalBackend.weights(self))
+
+
+def copies_always(self, weights, mix=1.0):
+    LocalBackend.load_weights(self, weights)
+
+
+def mixes_the_other_way(self, weights, mix=1.0):
+    LocalBackend.load_weights(self, weights, 1.0 - mix or 1.0)
+
+
+def starts_again(self, weights, mix=1.0):
+    LocalBackend.load_weights(self, weights, mix)
+    self._optimizer.state.clear()
+
+
+def resets_the_head(self, weights, mix=1.0):
+    LocalBackend.load_weights(self, weights, mix)
+    self._value_head.weight.data.zero_()
+
+
+def names_none(self, weights, mix=1.0):
+    try:
+        LocalBackend.load_weights(self, weights, mix)
+    except ModelError as error:
+        raise ModelError("the weights do not fit") from error
+
+
+def uses_a_mixture(self, weights, mix=1.0):
+    try:
+        LocalBackend.load_weights(self, weights, mix)
+    finally:
+        self._update.failure = ""
+
+
+def mixes_into_a_mixture(self, weights, mix=1.0):
+    failure, self._update.failure = self._update.failure, ""
+    LocalBackend.load_weights(self, weights, mix)
+    self._update.failure = failure if mix < 1 else ""
+
+
+def stays_incomplete(self, weights, mix=1.0):
+    self.failed = getattr(self, "failed", "") or self._update.failure
+    LocalBackend.load_weights(self, weights, mix)
+    self._update.failure = self.failed
+
+
+def leaves_a_copy(self):
+    self.copy = [parameter.detach().clone() for parameter in self._model.parameters()]
+
+
+def takes_the_copy(self):
+    for parameter, copy in zip(self._model.parameters(), self.copy):
+        parameter.data.copy_(copy)
+
+
 def rounded(self):
     return ((name, tensor.bfloat16()) for name, tensor in LocalBackend.weights(self))
 
@@ -454,6 +540,27 @@ for test, suites in {
     "weights_have_hugging_face_names_and_the_bits_of_the_model": {
         "puts a prefix": backend(weights=renamed),
         "rounds": backend(weights=rounded),
+    },
+    "weights_of_another_model_are_copied_exactly": {
+        "rounds": loading(lambda self, weights: ((name, tensor.half()) for name, tensor in weights)),
+        "keeps what was lent": backend(load_weights=keeps_tensors),
+        "computes with the old": backend(load_weights=shows_them_only, weights=shown_weights),
+    },
+    "weights_of_another_model_are_mixed_in": {
+        "copies": backend(load_weights=copies_always),
+        "mixes the other way round": backend(load_weights=mixes_the_other_way),
+    },
+    "loading_weights_keeps_the_optimizer": {"forgets the moments": backend(load_weights=starts_again)},
+    "loading_weights_keeps_the_value_head": {"resets it": backend(load_weights=resets_the_head)},
+    "weights_that_do_not_fit_are_refused_by_name": {
+        "takes anything": loading(complete),
+        "names none": backend(load_weights=names_none),
+        "computes with a mixture": backend(load_weights=uses_a_mixture),
+        "mixes into a mixture": backend(load_weights=mixes_into_a_mixture),
+        "stays incomplete": backend(load_weights=stays_incomplete),
+    },
+    "weights_are_loaded_while_the_model_is_offloaded": {
+        "loses them": backend(offload=leaves_a_copy, reload=takes_the_copy),
     },
     "a_loaded_checkpoint_goes_on_exactly": {
         "forgets the moments": backend(load=without_moments),

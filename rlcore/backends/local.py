@@ -28,6 +28,7 @@ from rlcore.models.activations import checkpoint_activations
 from rlcore.models.attention import Packing
 from rlcore.models.head import TokenHead, hidden_states, use_packed_attention
 from rlcore.models.load import check_directory, check_positions, check_same_files, load_model, read_config
+from rlcore.models.update import WeightUpdate, blend
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
 
@@ -60,6 +61,7 @@ class LocalBackend:
         use_packed_attention(self._model, self._token_head)
         self._value_head = self._make_value_head() if context.head == "value" else None
         self._num_steps = 0
+        self._update = WeightUpdate()
         if context.trained and model.gradient_checkpointing:
             checkpoint_activations(self._model)
         self._names = self._trained_parameters() if context.trained else {}
@@ -72,6 +74,7 @@ class LocalBackend:
     @torch.no_grad()
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
         """Return the outputs of all tokens under `loss_mask`, in batch order."""
+        self._update.check_complete()
         found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
         offsets = batch.offsets()
         for rows in self._plan(batch):
@@ -84,6 +87,7 @@ class LocalBackend:
     def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
         """Accumulate the gradients of every micro-batch."""
         assert self._optimizer is not None, "forward_backward on a frozen model"
+        self._update.check_complete()
         metrics = []
         for rows in self._plan(batch):
             micro_batch = batch if len(rows) == len(batch) else batch.take(rows)
@@ -115,11 +119,21 @@ class LocalBackend:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters by Hugging Face name: tied ones once, without the value head."""
+        self._update.check_complete()
         for name, parameter in self._model.named_parameters():
             yield name, parameter.detach()
 
+    @torch.no_grad()
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], mix: float = 1.0) -> None:
+        """Load or mix in the weights of another backend; see `Backend`."""
+        own = dict(self._model.named_parameters())
+        shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
+        for name, new in self._update.checked(weights, shapes, mix):
+            blend(own[name], new, mix)
+
     def save(self, directory: Path) -> None:
         """Write a Hugging Face model, the value head and the optimiser's state, on rank 0."""
+        self._update.check_complete()
         if self._context.rank == 0:
             self._model.save_pretrained(directory)
             if self._value_head is not None:
@@ -153,6 +167,7 @@ class LocalBackend:
         if self._optimizer is not None:
             restore_optimizer(self._optimizer, self._names, moments)
         self._num_steps = int(state["num_steps"])
+        self._update = WeightUpdate()
 
     @staticmethod
     def export(source: Path, target: Path) -> None:

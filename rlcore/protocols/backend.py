@@ -135,6 +135,16 @@ class Backend(Protocol):
 
         Also called while the model is offloaded: yield one parameter at a time from where it is."""
 
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], mix: float = 1.0) -> None:
+        """Set each parameter p to (1 - mix) · p + mix · new, from the `weights` of another backend with the same model.
+
+        Every rank is called and gets every full tensor, of any floating dtype, valid until the next one is requested.
+        mix=1 copies exactly. The optimiser's state, its number of steps and a value head stay as they are. Never called
+        between `forward_backward` and `step`. Also called while the model is offloaded: update it where it is.
+
+        Raise UserError if a parameter is missing, unknown, repeated or has another shape, and then, until all weights
+        have been loaded with mix=1 or from a checkpoint, in every method that uses the parameters."""
+
     def save(self, directory: Path) -> None:
         """Write model and optimiser into an existing empty directory, each rank its share; safetensors, no pickles."""
 

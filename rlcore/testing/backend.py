@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import Batch
+from rlcore.errors import UserError
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
 from rlcore.testing.expect import allowed, equal, raises, well_spelt
 from rlcore.testing.model import UsesModel, plain_model
@@ -134,6 +136,89 @@ class BackendContract(UsesModel):
         other = [name for name in wanted if name in found and not torch.equal(found[name].float(), wanted[name])]
         equal(other, [], "untrained weights must have the bits of the files; these differ")
 
+    def test_weights_of_another_model_are_copied_exactly(self, model_path: str) -> None:
+        source, target = self.new(model_path), self.new(model_path, trained=False)
+        before = self.log_probs(target)["x"]
+        for _ in range(3):
+            self.train(source)
+        target.load_weights(lent(source.weights()))
+        assert torch.equal(flat(target), flat(source)), "mix=1 copies the bits of the tensors, which are only borrowed"
+        found, wanted = self.log_probs(target)["x"], self.log_probs(source)["x"]
+        assert float((wanted - before).abs().max()) > 10 * self.tolerance, "three steps at lr=0.05 changed no log-prob"
+        self.near(found, wanted, "forward must use the loaded weights")
+        target.load_weights((name, tensor.bfloat16()) for name, tensor in source.weights())
+        assert torch.equal(flat(target), flat(source).bfloat16().float()), "the other model may have another dtype"
+
+    def test_weights_of_another_model_are_mixed_in(self, model_path: str) -> None:
+        source = self.new(model_path)
+        self.train(source)
+        for trained in (True, False):
+            target = self.new(model_path, trained=trained)
+            wanted = 0.75 * flat(target) + 0.25 * flat(source)
+            target.load_weights(lent(source.weights()), 0.25)
+            gap = float((flat(target) - wanted).abs().max())
+            assert gap <= 1e-6, f"mix=0.25 keeps 3/4 of each parameter and adds 1/4 of the new one; off by {gap:.3g}"
+
+    def test_loading_weights_keeps_the_optimizer(self, model_path: str) -> None:
+        optimizer = OptimizerConfig(lr=0.01, warmup_steps=3)
+        backend, stayed = self.new(model_path, optimizer), self.new(model_path, optimizer)
+        for one in (backend, stayed):
+            self.train(one)
+        backend.load_weights(lent(stayed.weights()))
+        for one in (backend, stayed):
+            self.train(one)
+        assert torch.equal(flat(backend), flat(stayed)), "moments and the number of steps stay when weights are loaded"
+
+    def test_loading_weights_keeps_the_value_head(self, model_path: str) -> None:
+        critic = self.new(model_path, head="value")
+        before = on_cpu(critic.forward(self.batch(), temperature=1.0).values)
+        with allowed("a critic takes the weights of a model without a value head, and keeps its own head"):
+            critic.load_weights(lent(self.new(model_path, seed=1).weights()))
+        found = critic.forward(self.batch(), temperature=1.0).values
+        self.near(found, before, "the value head must stay when weights are loaded")
+
+    def test_weights_that_do_not_fit_are_refused_by_name(self, model_path: str) -> None:
+        backend = self.new(model_path)
+        old = [(name, tensor.detach().clone()) for name, tensor in backend.weights()]
+        new = [(name, tensor + 1.0) for name, tensor in old]
+        (first, _), (last, _) = new[0], new[-1]
+        faults = {
+            "missing": (last, new[:-1]),
+            "unknown": ("no.such.weight", [*new, ("no.such.weight", torch.ones(2))]),
+            "repeated": (first, [*new, new[0]]),
+            "of another shape": (last, [*new[:-1], (last, torch.ones(2, 3, 5))]),
+        }
+        for fault, (name, stream) in faults.items():
+            with raises(f"load_weights must raise a UserError when a parameter is {fault}", UserError) as caught:
+                backend.load_weights(iter(stream))
+            assert name in str(caught[0]), f"the error must name the parameter {name} that is {fault}: {caught[0]}"
+            with raises("forward must raise after a failed update: the model may be a mixture"):
+                self.log_probs(backend)
+            with raises("weights() must raise after a failed update: the model may be a mixture"):
+                flat(backend)
+            with raises("mix=0.5 must raise after a failed update: half of a mixture is kept"):
+                backend.load_weights(iter(new), 0.5)
+        backend.load_weights(iter(old))
+        with allowed("a complete update must restore a model after a failed one"):
+            found = flat(backend)
+        assert torch.equal(found, flat(self.new(model_path))), "a complete update must replace every parameter"
+
+    def test_weights_are_loaded_while_the_model_is_offloaded(self, model_path: str) -> None:
+        source = self.new(model_path)
+        self.train(source)
+        for trained, mix in ((True, 1.0), (True, 0.25), (False, 1.0), (False, 0.25)):
+            target, stayed = self.new(model_path, trained=trained), self.new(model_path, trained=trained)
+            stayed.load_weights(source.weights(), mix)
+            target.offload()
+            with allowed("load_weights is called while the model is offloaded"):
+                target.load_weights(lent(source.weights()), mix)
+            target.reload()
+            assert torch.equal(flat(target), flat(stayed)), "weights that arrive while the model is away must stay"
+            if trained:
+                for one in (target, stayed):
+                    self.train(one)
+                assert torch.equal(flat(target), flat(stayed)), "training continues from the loaded weights"
+
     def test_a_loaded_checkpoint_goes_on_exactly(self, model_path: str, tmp_path: Path) -> None:
         optimizer = OptimizerConfig(lr=0.01, warmup_steps=3)
         backend, resumed = self.new(model_path, optimizer), self.new(model_path, optimizer, seed=1)
@@ -234,6 +319,14 @@ def square_error(out: TokenOutputs, batch: Batch) -> tuple[Tensor, Metrics]:
 def on_cpu(tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "head='token' asks for log_probs and entropy, head='value' for values"
     return tensor.detach().float().cpu()
+
+
+def lent(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield copies, each of which is erased when the next one is requested: the receiver only borrows them."""
+    for name, tensor in weights:
+        held = tensor.detach().clone()
+        yield name, held
+        held.fill_(torch.nan)
 
 
 def flat(backend: Backend) -> Tensor:

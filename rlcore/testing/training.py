@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlcore.data.batch import Batch
+from rlcore.models.load import load_model
 from rlcore.protocols.backend import Backend, OptimizerConfig
 from rlcore.types import LossFunction, LossTerms, Mean, Metrics, TokenOutputs
 from rlcore.workers.averaging import count, reduce_terms
@@ -136,6 +137,13 @@ def train(backend: Backend, batch: Batch, steps: int, *, share: Sequence[int] | 
 def whole_weights(backend: Backend) -> dict[str, Tensor]:
     """Return name -> copy of the full weight; every rank calls it."""
     return {name: tensor.clone() for name, tensor in backend.weights()}
+
+
+def load_changed(backend: Backend, path: str) -> None:
+    """Load the weights of a model directory times 1.25, and then mix in half of them; every rank calls it."""
+    for mix, factor in ((1.0, 1.25), (0.25, 0.5)):
+        weights = load_model(path).named_parameters()
+        backend.load_weights(((name, parameter.detach() * factor) for name, parameter in weights), mix)
 
 
 def follow(

@@ -107,6 +107,7 @@ class CPUMegatron(MegatronBackend):
 
     for _name in ("__init__", "forward", "forward_backward", "step", "save", "save_async", "load", "offload", "reload"):
         vars()[_name] = _inside(getattr(MegatronBackend, _name))
+    load_weights = _inside(MegatronBackend.load_weights)
 
     @classmethod
     def data_parallel(cls, config, *, model, world_size, device):

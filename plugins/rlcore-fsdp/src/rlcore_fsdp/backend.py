@@ -21,8 +21,10 @@ from torch.distributed.tensor import DTensor
 from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
+from rlcore.errors import ConfigError
 from rlcore.models.activations import checkpoint_activations
 from rlcore.models.load import check_directory, read_config
+from rlcore.models.update import WeightUpdate, blend
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
 from rlcore.trainer.memory import ModelSize
@@ -31,6 +33,7 @@ from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, VALUE_HEAD, State
 from rlcore_fsdp.config import FSDPConfig
+from rlcore_fsdp.load import local_part, own_part
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
 from rlcore_fsdp.model import PackedModel, build, check_fits, check_parts
 from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
@@ -54,6 +57,7 @@ class FSDPBackend:
         self.mesh = self._grid.here
         self._packed = self._share_or_build()
         self._num_steps = 0
+        self._update = WeightUpdate()
         self._base = checkpoint.fingerprint_of(model.path) if config.lora_rank and context.trained else 0
         """Fingerprint of the weights that the adapters belong to, taken when they are read."""
         names: dict[nn.Parameter, str] = {}
@@ -76,6 +80,7 @@ class FSDPBackend:
     @torch.no_grad()
     def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
         """Compute the outputs of all tokens under `loss_mask`, in batch order."""
+        self._update.check_complete()
         found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
         offsets = batch.offsets()
         with self._without_adapters_if_frozen():
@@ -94,6 +99,7 @@ class FSDPBackend:
     def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
         """Accumulate the gradients of every micro-batch."""
         assert self._optimizer is not None, "forward_backward on a frozen model"
+        self._update.check_complete()
         plan, metrics = self._plan(batch), []
         share_gradients: Any = self._packed.set_requires_gradient_sync
         for i, rows in enumerate(plan):
@@ -132,6 +138,7 @@ class FSDPBackend:
         The value head is left out. With precision=bfloat16 the tensors are bfloat16, which the model computes with.
         With lora_sync=adapters, only the adapters are sent; see `lora.sent_alone`.
         """
+        self._update.check_complete()
         parameters = dict(self._packed.model.named_parameters())
         if self._config.lora_sync == "adapters":
             factors = ((name, self._whole(value)) for name, value in parameters.items() if lora.is_adapter(name))
@@ -148,6 +155,23 @@ class FSDPBackend:
                 continue
             a, b = (self._whole(parameters[key]) for key in (factor, factor.replace("lora_A", "lora_B")))
             yield lora.plain_name(name), self._cast(lora.merged(self._whole(parameter), a, b, scaling))
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], mix: float = 1.0) -> None:
+        """Load or mix in the weights of another backend; each rank takes its part of each tensor.
+
+        Raises:
+            ConfigError: this model has adapters, and may share its weights with another role.
+        """
+        if self._config.lora_rank:
+            raise ConfigError(
+                f"lora_rank={self._config.lora_rank}: a model with adapters cannot receive the weights of another model\n"
+                "Type  backend.lora_rank=0"
+            )
+        own = dict(self._packed.model.named_parameters())
+        shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
+        for name, new in self._update.checked(weights, shapes, mix):
+            blend(local_part(own[name]), new[own_part(own[name])], mix)
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint, one file per rank; with adapters, the adapters only."""
@@ -172,6 +196,7 @@ class FSDPBackend:
         if self._optimizer is not None:
             self._optimizer.restore(moments, state.counters)
         self._num_steps = state.num_steps
+        self._update = WeightUpdate()
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
@@ -293,6 +318,7 @@ class FSDPBackend:
 
     def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
         assert self._optimizer is not None, "save of a frozen model"
+        self._update.check_complete()
         tensors = self._kept() | self._optimizer.tensors()
         state = State(
             num_steps=self._num_steps,

@@ -101,6 +101,14 @@ class MegatronBackend:
         """
         return self._engine.weights()
 
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], mix: float = 1.0) -> None:
+        """Load or mix in the weights of another backend; each rank takes its slices.
+
+        A frozen bfloat16 model that weights are mixed into has a float32 copy of its parameters in host memory, because
+        bfloat16 loses small changes.
+        """
+        self._engine.load_weights(weights, mix)
+
     def save(self, directory: Path) -> None:
         """Write a checkpoint: each rank writes its slices of float32 parameters and moments."""
         self._engine.save(directory, self._num_steps).finish()

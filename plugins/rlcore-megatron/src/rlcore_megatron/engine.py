@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rlcore.errors import ModelError
 from rlcore.models.load import check_directory, check_same_files, read_config
+from rlcore.models.update import WeightUpdate, blend
 from rlcore.models.weights import check_finite, check_names, weight_files
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore_megatron import checkpoint
@@ -68,6 +69,9 @@ class Engine:
         self._stream = WeightStream(self._model, self.grid, config.weights_bucket_mb)
         self._group = dist.new_group(backend="gloo")
         self._away: HostCopy | None = None
+        self._update = WeightUpdate()
+        self._exact: dict[nn.Parameter, Tensor] = {}
+        """Float32 parameters in host memory of a frozen bfloat16 model that other weights were mixed into."""
         self._has_gradients = False
         self._token_multiple = config.token_multiple
 
@@ -82,6 +86,7 @@ class Engine:
                 including padding; returns a scalar.
         """
         self._check_here("run")
+        self._update.check_complete()
         self._has_gradients |= backward
 
         def forward_step(numbered: Iterator[tuple[int, MicroBatch]], chunk: nn.Module) -> tuple[Tensor, object]:
@@ -150,12 +155,43 @@ class Engine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return an iterator over full parameters under their Hugging Face names, the same on every rank."""
+        self._update.check_complete()
         return self._stream.walk(self._away)
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], mix: float) -> None:
+        """Set the parameters from full tensors under the names of `weights`, on the device or in host memory."""
+        checked = self._update.checked(weights, self._stream.shapes(), mix)
+        for parameter, new in self._stream.own_parts(checked):
+            if mix < 1:
+                mixed = self._float32(parameter)
+                blend(mixed, new, mix)
+                new = mixed
+            if self._optimizer is not None:
+                self._optimizer.set_parameter(parameter, new)
+                continue
+            self._here(parameter).copy_(new)
+            if mix < 1 and parameter.dtype != torch.float32:
+                self._exact[parameter] = new.cpu()
+            else:
+                self._exact.pop(parameter, None)
+
+    def _float32(self, parameter: nn.Parameter) -> Tensor:
+        """Return a float32 copy of a parameter on the device. Collective."""
+        if self._optimizer is not None:
+            own = self._optimizer.state(parameter, has_stepped=False)["param"]
+            return own.to(torch.float32, copy=True).view_as(parameter)
+        found = self._exact.get(parameter, self._here(parameter))
+        return found.to(self._device, torch.float32, copy=True)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor if self._away is None else self._away.of(tensor)
 
     def save(self, directory: Path, num_steps: int) -> checkpoint.Saving:
         """Copy the tensors that no lower rank saves to host memory, and begin to write them."""
         assert self._optimizer is not None, "save of a frozen model"
         self._check_here("save")
+        self._update.check_complete()
         tensors: dict[str, Tensor] = {}
         slices: dict[str, Slice] = {}
         for parameter, entry in self._model.entries.items():
@@ -194,6 +230,8 @@ class Engine:
                     self._optimizer.restore(parameter, found, state.num_steps)
                 else:
                     parameter.data.copy_(found["param"])
+        self._update = WeightUpdate()
+        self._exact.clear()
         dist.barrier(group=self._group)
         return state.num_steps
 
@@ -207,6 +245,8 @@ class Engine:
                 gradients = list(self._optimizer.gradients())
             zeros = [] if self._has_gradients else gradients
             self._away = HostCopy([*tensors, *gradients], self._device, zeros=zeros)
+            if self._optimizer is not None:
+                self._optimizer.away = self._away
             RotaryEmbedding.forward.cache_clear()
 
     def reload(self) -> None:
@@ -214,6 +254,8 @@ class Engine:
         if self._away is not None:
             self._away.restore()
             self._away = None
+            if self._optimizer is not None:
+                self._optimizer.away = None
 
     def _check_here(self, what: str) -> None:
         if self._away is not None:

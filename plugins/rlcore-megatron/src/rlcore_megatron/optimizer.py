@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from rlcore.protocols.backend import OptimizerConfig
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.grid import Grid
+from rlcore_megatron.memory import HostCopy
 from rlcore_megatron.model import Model
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -38,6 +39,8 @@ class Optimizer:
         self._grid = grid
         self._entries = model.entries
         self._clip = optimizer.clip_grad_norm
+        self.away: HostCopy | None = None
+        """Host copy of the model and of `tensors`, while they are not on the device."""
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=config.distributed_optimizer
         )
@@ -86,13 +89,13 @@ class Optimizer:
         inner, parts = self._parts(parameter)
         names = ("param", *MOMENTS) if has_stepped else ("param",)
         if not isinstance(inner, DistributedOptimizer):
-            return {name: parts[name] for name in names}
+            return {name: self._here(parts[name]).to(parameter.device) for name in names}
         group = self._grid.expert_data if self._entries[parameter].is_expert else self._grid.data
         whole = {}
         for name in names:
             flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
             if parts:
-                flat[self._range(inner, parameter)] = parts[name].float()
+                flat[self._range(inner, parameter)] = self._here(parts[name]).to(flat)
             dist.all_reduce(flat, group=group)
             whole[name] = flat.view_as(parameter)
         return whole
@@ -100,26 +103,32 @@ class Optimizer:
     @torch.no_grad()
     def restore(self, parameter: nn.Parameter, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Set the state from the result of `state`; without moments, reset the optimiser."""
+        self.set_parameter(parameter, tensors["param"])
         inner, parts = self._parts(parameter)
-        parameter.copy_(tensors["param"].view_as(parameter))
         if not parts:
             return
-        sharded = isinstance(inner, DistributedOptimizer)
-        here = self._range(inner, parameter) if sharded else slice(None)
         main = parts["param"]
-        flat = {name: tensor.to(main.device).reshape(-1)[here] for name, tensor in tensors.items()}
-        main.copy_(flat["param"].view_as(main))
         state = inner.optimizer.state
-        if MOMENTS[0] not in flat:
+        if MOMENTS[0] not in tensors:
             state.pop(main, None)
             return
         known = state.setdefault(main, {})
         for name in MOMENTS:
-            known[name] = flat[name].view_as(main).clone()
+            own = tensors[name].to(main.device).reshape(-1)[self._range(inner, parameter)]
+            known[name] = own.view_as(main).clone()
         if "step" in known or isinstance(inner.optimizer, torch.optim.AdamW):
             known["step"] = torch.tensor(float(num_steps))
         for group in inner.optimizer.param_groups:  # step count of fused optimisers
             group["step"] = num_steps
+
+    @torch.no_grad()
+    def set_parameter(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Set a parameter, and this rank's part of its float32 copy; the moments stay."""
+        inner, parts = self._parts(parameter)
+        self._here(parameter).copy_(value.view_as(parameter))
+        if parts:
+            main = self._here(parts["param"])
+            main.copy_(value.reshape(-1)[self._range(inner, parameter)].view_as(main))
 
     def gradients(self) -> Iterator[Tensor]:
         """Yield the gradient buffers, which are zero after a step."""
@@ -157,7 +166,13 @@ class Optimizer:
         assert sharded is not None or not self._all(), "parameter is not in any optimiser"
         return sharded, {}
 
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor if self.away is None else self.away.of(tensor)
+
     @staticmethod
     def _range(inner: Any, parameter: nn.Parameter) -> slice:
+        """Return the range of the flat parameter that this rank's optimiser updates."""
+        if not isinstance(inner, DistributedOptimizer):
+            return slice(None)
         own = inner._get_model_param_range_map(parameter)["param"]
         return slice(own.start, own.end)

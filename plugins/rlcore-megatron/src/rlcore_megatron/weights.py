@@ -1,4 +1,4 @@
-"""All parameters under their Hugging Face names on every rank, gathered one bucket at a time.
+"""All parameters under their Hugging Face names on every rank: gathered one bucket at a time, or taken from a stream.
 
 A bucket is a few concatenated parameters, or one matrix of all experts of a layer, which is one tensor in transformers.
 The stage that holds a bucket broadcasts it over the pipeline; then the devices of each stage all-gather their parts.
@@ -33,6 +33,40 @@ class WeightStream:
         stages: list[list[Entry]] = [[] for _ in range(grid.pipeline.size())]
         dist.all_gather_object(stages, [entry for _, entry in mine], group=grid.pipeline)
         self._stages = [_buckets(entries, bucket_mb * 2**20) for entries in stages]
+        self._targets: dict[str, list[tuple[nn.Parameter, Entry]]] = {}
+        """Hugging Face name -> this rank's parameters that have a part of it."""
+        for parameter, entry in model.entries.items():
+            for name in (entry.together,) if entry.is_expert else entry.names:
+                self._targets.setdefault(name, []).append((parameter, entry))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return Hugging Face name -> full shape of the parameters of all stages."""
+        found: dict[str, tuple[int, ...]] = {}
+        for bucket in (bucket for buckets in self._stages for bucket in buckets):
+            if bucket[0].is_expert:
+                found[bucket[0].together] = (len(bucket) * self._grid.expert.size(), *bucket[0].shape)
+            else:
+                found |= {where.name: where.shape for entry in bucket for where in entry.slices(0)}
+        return found
+
+    def own_parts(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield the parameters of this rank, with their values from a stream of full tensors with the names of `shapes`.
+
+        A parameter made from several tensors is yielded when the last of them has arrived.
+        """
+        parts: dict[nn.Parameter, dict[str, Tensor]] = {}
+        for name, tensor in weights:
+            for parameter, entry in self._targets.get(name, ()):
+                if entry.is_expert:
+                    yield parameter, tensor[entry.expert]
+                    continue
+                where = next(it for it in entry.slices(self._grid.tensor.rank()) if it.name == name)
+                part = tensor.narrow(where.axis, where.start, where.stop - where.start)
+                own = parts.setdefault(parameter, {})
+                own[name] = part if len(entry.names) == 1 else part.clone()
+                if len(own) == len(entry.names):
+                    yield parameter, entry.weave([own[each] for each in entry.names])
+                    del parts[parameter]
 
     @torch.no_grad()
     def walk(self, away: HostCopy | None) -> Iterator[tuple[str, Tensor]]:
