@@ -5,15 +5,24 @@ import weakref
 
 import pytest
 import ray
+import torch
+from safetensors.torch import load_file, save_file
 
+from rlcore.algorithms.grpo import GRPOConfig
+from rlcore.backends.local import LocalConfig
 from rlcore.cli.train import run as train
 from rlcore.controller.group import spawn
 from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import LocalStore, RuntimeConfig, make_runtime
 from rlcore.controller.transfer import Collective, InProcess, ObjectStore
 from rlcore.errors import ConfigError, HostDied
+from rlcore.protocols.backend import ModelConfig, OptimizerConfig
+from rlcore.registry import resolve
 from rlcore.testing.runs import metrics, small_run
+from rlcore.testing.training import make_batch, save_model
 from rlcore.testing.waiting import HANG_S
+from rlcore.workers.model import ModelOptions
+from rlcore.workers.policy import PolicyWorker, ReferenceWorker
 from tests.workers import Giver, Taker, some_weights
 
 BUCKET = 2048
@@ -182,6 +191,45 @@ def test_an_impossible_transfer_method_is_refused_with_a_possible_one():
         Collective(source=source, target=other)
     with pytest.raises(ConfigError, match="Type  transfer=object_store"):
         InProcess(source=source, target=other)
+
+
+def model_group(worker, runtime, pool, path):
+    options = ModelOptions(
+        backend=resolve("backend", "local").spec,
+        backend_config=LocalConfig(),
+        model=ModelConfig(path=path),
+        optimizer=OptimizerConfig(),
+        algorithm=resolve("algorithm", "grpo").spec,
+        algorithm_config=GRPOConfig(),
+        temperature=1.0,
+        total_steps=1,
+        seed=0,
+    )
+    return spawn(worker, runtime, role=worker.__name__, pool=pool, options={"options": options})
+
+
+@pytest.mark.parametrize(("way", "pool"), [(InProcess, "a"), (ObjectStore, "b")])
+def test_a_model_copies_and_mixes_in_the_weights_of_another_model(way, pool, tmp_path):
+    runtime = make_runtime(RuntimeConfig(name="local"))
+    runtime.start({name: PoolConfig(device="cpu") for name in ("a", "b")}, {})
+    paths = [save_model("qwen3", tmp_path / name) for name in ("first", "second", "mean")]
+    first = {name: tensor * 0.5 for name, tensor in load_file(tmp_path / "first" / "model.safetensors").items()}
+    second = load_file(tmp_path / "second" / "model.safetensors")
+    save_file(first, tmp_path / "first" / "model.safetensors", {"format": "pt"})
+    mean = {name: 0.75 * second[name] + 0.25 * first[name] for name in first}
+    save_file(mean, tmp_path / "mean" / "model.safetensors", {"format": "pt"})
+    expected = model_group(PolicyWorker, runtime, "a", paths[2]).log_probs(make_batch()).fetch("log_probs")
+    source = model_group(PolicyWorker, runtime, "a", paths[0])
+    target = model_group(ReferenceWorker, runtime, pool, paths[1])
+
+    way(source=source, target=target).send(1, mix=0.25)
+    mixed = target.log_probs(make_batch()).fetch("ref_log_probs")
+    way(source=source, target=target).send(1)
+    copied = target.log_probs(make_batch()).fetch("ref_log_probs")
+
+    torch.testing.assert_close(mixed, expected)
+    assert torch.equal(copied, source.log_probs(make_batch()).fetch("log_probs"))
+    assert float((copied - mixed).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("transfer", ["object_store", "collective"])

@@ -90,10 +90,10 @@ class Host:
         """Call a worker. Batch references become batches; a resulting batch stays here, and a reference is returned."""
         return self._guarded(f"{role}.{method}", lambda: self._call(role, method, call))
 
-    def hand_over(self, source: str, target: str, version: int) -> Reply:
+    def hand_over(self, source: str, target: str, version: int, mix: float = 1.0) -> Reply:
         """Give the weights of one worker to another on this host, tensor by tensor."""
         return self._guarded(
-            f"{target}.load_weights", lambda: self._any(target).load_weights(self._any(source).weights(), version)
+            f"{target}.load_weights", lambda: self._load_weights(target, self._any(source).weights(), version, mix)
         )
 
     def publish_weights(self, source: str, num_bytes: int) -> Reply:
@@ -103,9 +103,13 @@ class Host:
         """
         return self._guarded(f"{source}.weights", lambda: self._publish_weights(source, num_bytes))
 
-    def receive_weights(self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float) -> Reply:
+    def receive_weights(
+        self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float, mix: float = 1.0
+    ) -> Reply:
         """Feed a bucket that another host published to a worker; the first one starts its loading."""
-        return self._guarded(f"{target}.load_weights", lambda: self._receive_weights(target, refs, version, timeout_s))
+        return self._guarded(
+            f"{target}.load_weights", lambda: self._receive_weights(target, refs, version, timeout_s, mix)
+        )
 
     def end_weights(self) -> Reply:
         """Finish the loading after the last bucket."""
@@ -129,9 +133,9 @@ class Host:
         """Broadcast a worker's weights; ranks outside the group only take part in gathering them."""
         return self._guarded(f"{source}.weights", lambda: self._send_weights(source, num_bytes))
 
-    def take_weights(self, target: str, version: int) -> Reply:
+    def take_weights(self, target: str, version: int, mix: float = 1.0) -> Reply:
         """Load the weights that are broadcast."""
-        return self._guarded(f"{target}.load_weights", lambda: self._take_weights(target, version))
+        return self._guarded(f"{target}.load_weights", lambda: self._take_weights(target, version, mix))
 
     def join(self, init_method: str, timeout_s: float) -> Reply:
         """Join the process group of the pool."""
@@ -195,9 +199,15 @@ class Host:
         self._outgoing = None
         return refs, False
 
-    def _receive_weights(self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float) -> None:
+    def _load_weights(self, target: str, weights: Iterator[tuple[str, Any]], version: int, mix: float) -> None:
+        """Let a worker load weights; only a worker with a model takes `mix`."""
+        self._any(target).load_weights(weights, version, **({} if mix == 1 else {"mix": mix}))
+
+    def _receive_weights(
+        self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float, mix: float = 1.0
+    ) -> None:
         if self._inbox is None:
-            self._inbox = Inbox(lambda stream: self._any(target).load_weights(stream, version), timeout_s)
+            self._inbox = Inbox(lambda stream: self._load_weights(target, stream, version, mix), timeout_s)
         self._inbox.feed((name, self._store.get([ref])[0]) for name, ref in refs)
 
     def _abandon_weights(self, target: str, version: int, timeout_s: float) -> None:
@@ -228,10 +238,10 @@ class Host:
         for _ in weights:
             pass
 
-    def _take_weights(self, target: str, version: int) -> None:
+    def _take_weights(self, target: str, version: int, mix: float) -> None:
         assert self._broadcast is not None, "take_weights before join_broadcast"
         try:
-            self._any(target).load_weights(self._broadcast.receive(), version)
+            self._load_weights(target, self._broadcast.receive(), version, mix)
         finally:
             self._broadcast.drain()
 

@@ -1,8 +1,8 @@
-"""Weight-transfer methods from a trained role to the rollout.
+"""Weight-transfer methods from a trained role to the rollout, or to another role with a model.
 
 `inprocess` passes tensors one by one inside a host that has both roles. Between pools, `object_store` puts them in the
 runtime's store, and `collective` broadcasts them in its own process group; both send buckets in the original dtype. The
-rollout commits the version only when all weights have arrived.
+target commits the version only when all weights have arrived.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ class _WeightTransfer:
         self._source = source
         self._target = target
 
-    def send(self, version: int) -> None:
-        """Send the weights to all ranks. If that fails, none of them serves, so that no two sample different policies."""
+    def send(self, version: int, mix: float = 1.0) -> None:
+        """Send the weights to all ranks. If that fails, none of them serves, so that no two sample different policies.
+
+        A target with a model sets each of its parameters p to (1 - mix) · p + mix · new.
+        """
         try:
-            self._send(version)
+            self._send(version, mix)
         except Exception as error:
             try:
                 self._abandon(version)
@@ -43,7 +46,7 @@ class _WeightTransfer:
         handles = [it for group in groups for it in _submit(group, "abandon_weights", role, version, timeout_s)]
         runtime.wait(handles, "weight sync", timeout_s)
 
-    def _send(self, version: int) -> None:
+    def _send(self, version: int, mix: float) -> None:
         raise NotImplementedError
 
 
@@ -58,19 +61,19 @@ class InProcess(_WeightTransfer):
             )
         super().__init__(source=source, target=target)
 
-    def _send(self, version: int) -> None:
-        _wait(self._target, _submit(self._target, "hand_over", self._source.role, self._target.role, version))
+    def _send(self, version: int, mix: float) -> None:
+        _wait(self._target, _submit(self._target, "hand_over", self._source.role, self._target.role, version, mix))
 
 
 class ObjectStore(_WeightTransfer):
     """Transfer through the store: all target ranks map a bucket while rank 0 of the source prepares the next."""
 
-    def _send(self, version: int) -> None:
+    def _send(self, version: int, mix: float) -> None:
         source, target, timeout_s = self._source, self._target, self._target.runtime.config.call_timeout_s
         refs, more = _wait(source, self._publish())[0]
         while True:
             publishing = self._publish() if more else []
-            receiving = _submit(target, "receive_weights", target.role, refs, version, timeout_s)
+            receiving = _submit(target, "receive_weights", target.role, refs, version, timeout_s, mix)
             replies = _wait(source, [*publishing, *receiving])
             if not more:
                 break
@@ -95,11 +98,11 @@ class Collective(_WeightTransfer):
         super().__init__(source=source, target=target)
         self._has_group = False
 
-    def _send(self, version: int) -> None:
+    def _send(self, version: int, mix: float) -> None:
         if not self._has_group:
             self._meet()
         sending = _submit(self._source, "send_weights", self._source.role, weights.BUCKET_BYTES)
-        taking = _submit(self._target, "take_weights", self._target.role, version)
+        taking = _submit(self._target, "take_weights", self._target.role, version, mix)
         _wait(self._target, [*sending, *taking])
 
     def _meet(self) -> None:

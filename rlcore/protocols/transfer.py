@@ -1,4 +1,4 @@
-"""`Transfer`: sends weights from a trained role to the rollout; built-in ones are in `rlcore.controller.transfer`."""
+"""`Transfer`: sends weights from one role to another; built-in ones are in `rlcore.controller.transfer`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any, Protocol
 
 
 class Transfer(Protocol):
-    """A weight-transfer method. Created once per run, on the controller."""
+    """A weight-transfer method. One instance per pair of roles, on the controller."""
 
     def __init__(self, *, source: Any, target: Any) -> None:
-        """Connect `source`, the group of the trained role, to `target`, that of the rollout.
+        """Connect `source`, the group of a role with a model, to `target`, that of the rollout or of another model.
 
         If this method cannot connect them, raise a ConfigError that names one that can."""
 
-    def send(self, version: int) -> None:
-        """Send all weights of `source` to every rank of `target` as `version`; if it raises, no rank serves them."""
+    def send(self, version: int, mix: float = 1.0) -> None:
+        """Send all weights of `source` to every rank of `target` as `version`; if it raises, no rank serves them.
+
+        `mix` is for a target with a model, which keeps 1 - mix of its own weights; a rollout always gets mix=1."""

@@ -70,6 +70,10 @@ class ModelWorker(Worker):
         """Stream the parameters; called by the host to send weights."""
         return self.backend.weights()
 
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int, mix: float = 1.0) -> None:
+        """Set each parameter p to (1 - mix) · p + mix · new; called by the host when it receives the weights."""
+        self.backend.load_weights(weights, mix)
+
     @dispatch("dp", on_device=False)
     def demonstrations(self, prompts: Batch, columns: Sequence[str], max_tokens: int) -> Batch:
         """Build samples from texts of the data, one for each of these columns."""
