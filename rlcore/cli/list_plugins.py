@@ -117,7 +117,7 @@ def _lacking(package: str) -> tuple[str, ...]:
 
     A requirement is present if a distribution or a module has its name: some libraries have several distributions.
     """
-    import importlib_metadata as metadata
+    from importlib import metadata
 
     try:
         lines = metadata.requires(package) or []

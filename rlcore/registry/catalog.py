@@ -116,7 +116,7 @@ def normalise(package: str) -> str:
 
 
 def _scan(paths: Sequence[str] | None) -> Iterator[Entry]:
-    import importlib_metadata as metadata
+    from importlib import metadata
 
     distributions = metadata.distributions() if paths is None else metadata.distributions(path=list(paths))
     seen: set[str] = set()
@@ -144,7 +144,10 @@ def _entries(distribution: Any, package: str) -> list[Entry]:
     points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
     if not points:
         return []
-    version, requires = distribution.version, _requires_rlcore(distribution.requires or [])  # each parses the metadata
+    version = distribution.metadata.get("Version")  # parses the metadata, as `requires` does
+    if not version:
+        raise LookupError("no version")
+    requires = _requires_rlcore(distribution.requires or [])
     return [
         Entry(point.group.removeprefix(PREFIX), point.name, package, version, point.value, requires) for point in points
     ]

@@ -82,7 +82,7 @@ def load(spec: PluginSpec, *, rank: int = 0, host: str = "") -> Any:
 
 def installed_version(package: str) -> str:
     """Return the version of an installed package; empty if it is not installed."""
-    import importlib_metadata as metadata
+    from importlib import metadata
 
     try:
         return str(metadata.version(package))
@@ -259,7 +259,8 @@ def _extra_for(entry: Entry, module: str) -> str | None:
     """Return the extra of the plugin's package that installs a module, by the name of the requirement."""
     if not entry.package:
         return None
-    import importlib_metadata as metadata
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     try:

@@ -38,7 +38,8 @@ class Fault(Remark):
 
 def _requirements() -> dict[str, Any]:
     """Return package -> version specifier from rlcore's own metadata."""
-    import importlib_metadata as metadata
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     parsed = [Requirement(text) for text in metadata.requires("rlcore") or []]
@@ -47,7 +48,7 @@ def _requirements() -> dict[str, Any]:
 
 def _version(package: str) -> str:
     """Return the installed version of a package; raise a Fault if rlcore does not support it."""
-    import importlib_metadata as metadata
+    from importlib import metadata
 
     wanted = _requirements().get(package, "")
     try:
@@ -60,7 +61,8 @@ def _version(package: str) -> str:
 
 
 def _python(_: str) -> str:
-    import importlib_metadata as metadata
+    from importlib import metadata
+
     from packaging.specifiers import SpecifierSet
 
     wanted = metadata.metadata("rlcore")["Requires-Python"]
