@@ -92,6 +92,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.surface": "private_imports",
     "rlcore.config.build": "build_plugin flatten type_of",
     "rlcore.config.compose": "PLUGIN_SECTIONS REQUIRED compose presets",
+    "rlcore.cli": "make_parser",
     "rlcore.cli.list_plugins": "Row list_plugins",
     "rlcore.cli.train": "check_devices is_writable plan_run",
     "rlcore.controller.network": "address_of address_towards interface_of",

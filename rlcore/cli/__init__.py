@@ -11,6 +11,10 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 COMMANDS = {
     "train": "train a model",
@@ -33,6 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlcore {__version__}")
         return 0
     return _guarded(arguments[0], arguments[1:])
+
+
+def make_parser(command: str, description: str, examples: str) -> ArgumentParser:
+    """Create the parser of a subcommand, with the option --traceback."""
+    from argparse import ArgumentParser, RawDescriptionHelpFormatter
+
+    formatter = RawDescriptionHelpFormatter
+    parser = ArgumentParser(
+        prog=f"rlcore {command}", description=description, epilog=examples, formatter_class=formatter
+    )
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
+    return parser
 
 
 def _guarded(name: str, arguments: list[str]) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+
+from rlcore.cli import make_parser
 
 _EXAMPLES = """\
 examples:
@@ -16,15 +17,10 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore config",
-        description="Print the composed config. Settings are key=value, as for rlcore train; ??? marks required ones.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Print the composed config. Settings are key=value, as for rlcore train; ??? marks required ones."
+    parser = make_parser("config", description, _EXAMPLES)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     parser.add_argument("--json", action="store_true", help="as JSON, with the sources under a separate key")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_intermixed_args(list(argv))
 
     from rlcore.config.compose import compose

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlcore.cli import make_parser
 
 if TYPE_CHECKING:
     from rlcore.config.schema import Config
@@ -28,17 +29,12 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore eval",
-        description="Score a checkpoint or a model on the prompts of data.eval. Settings are key=value, as for train.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Score a checkpoint or a model on the prompts of data.eval. Settings are key=value, as for train."
+    parser = make_parser("eval", description, _EXAMPLES)
     parser.add_argument("model", type=Path, help="a run, one of its checkpoints, or a model directory")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     parser.add_argument("--samples", type=Path, metavar="FILE", help="write every sample with its reward, as JSONL")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_intermixed_args(list(argv))
 
     from rlcore.cli.train import is_writable

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from rlcore.cli import make_parser
 
 _EXAMPLES = """\
 examples:
@@ -16,16 +17,11 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore export",
-        description="Write the model of a checkpoint, with its tokenizer, as a directory in Hugging Face layout.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Write the model of a checkpoint, with its tokenizer, as a directory in Hugging Face layout."
+    parser = make_parser("export", description, _EXAMPLES)
     parser.add_argument("checkpoint", type=Path, help="a run, or one of its checkpoints")
     parser.add_argument("directory", type=Path, help="a new directory")
     parser.add_argument("--role", default="actor", help="actor (default) or critic")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_args(list(argv))
 
     from rlcore.trainer.export import export, find_checkpoint

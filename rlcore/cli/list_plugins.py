@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import json
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlcore import __version__
-from rlcore.cli import COMMANDS
+from rlcore.cli import COMMANDS, make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog
 from rlcore.registry.known import KNOWN_PACKAGES
@@ -39,17 +38,12 @@ class Row(Entry):
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return exit code 0, even if plugins are broken."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore list-plugins",
-        description="List plugins from package metadata, without importing them.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "List plugins from package metadata, without importing them."
+    parser = make_parser("list-plugins", description, _EXAMPLES)
     parser.add_argument("--kind", help=f"only one kind: {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
     parser.add_argument("--freeze", action="store_true", help="packages with versions, for pip install -r")
     parser.add_argument("--all", action="store_true", help="also known plugins that are not installed")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_args(list(argv))
     if options.kind and options.kind not in KINDS:
         raise ConfigError(

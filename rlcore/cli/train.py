@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
@@ -11,6 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rlcore.cli import make_parser
 
 if TYPE_CHECKING:
     from rlcore.config.schema import Config
@@ -30,15 +31,10 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore train",
-        description="Train a language model by reinforcement learning. Settings are key=value; rlcore config lists all.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Train a language model by reinforcement learning. Settings are key=value; rlcore config lists all."
+    parser = make_parser("train", description, _EXAMPLES)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, which override those of a preset")
     parser.add_argument("--dry-run", action="store_true", help="resolve and check everything, print the plan, stop")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     options = parser.parse_intermixed_args(list(argv))
     return run(options.overrides, dry_run=options.dry_run)
 

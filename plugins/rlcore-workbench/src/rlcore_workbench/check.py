@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from rlcore.cli import make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore_workbench.options import parse_options, read_rows
 
@@ -68,12 +69,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rlcore check",
-        description="Run the contract suite of a kind for one plugin, in a separate process.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Run the contract suite of a kind for one plugin, in a separate process."
+    parser = make_parser("check", description, _EXAMPLES)
     parser.add_argument("kind", help=", ".join(KINDS))
     parser.add_argument("name", help="a registered name, name@package, module:attribute or file.py:attribute")
     parser.add_argument("--option", action="append", default=[], metavar="K=V", help="a setting of the plugin")
@@ -96,7 +93,6 @@ def _parser() -> argparse.ArgumentParser:
         help="time limit of the whole suite in seconds; default: 600",
     )
     parser.add_argument("--verbose", action="store_true", help="show the traceback of every failure")
-    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
     return parser
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from rlcore.cli import make_parser
 from rlcore.cli.list_plugins import Row, list_plugins
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry import catalog
@@ -195,12 +196,8 @@ def _title(finding: Finding) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rlcore doctor",
-        description="Check this machine, and that plugins load and meet their protocol, in processes with a deadline.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Check this machine, and that plugins load and meet their protocol, in processes with a deadline."
+    parser = make_parser("doctor", description, _EXAMPLES)
     parser.add_argument(
         "words",
         nargs="*",
@@ -211,5 +208,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for each check (default 60)")
     parser.add_argument("--output", default="outputs", metavar="DIR", help="directory of future runs (default outputs)")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of input errors")
     return parser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcore.cli import make_parser
 from rlcore.errors import ConfigError
 from rlcore_workbench.verl.checked import written
 from rlcore_workbench.verl.command import read_launch
@@ -33,16 +33,10 @@ _TITLES = {
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore migrate",
-        description="Translate a verl launch command into an rlcore command.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("migrate", "Translate a verl launch command into an rlcore command.", _EXAMPLES)
     parser.add_argument("launch", nargs="+", help="the command, or a script that contains it")
     parser.add_argument("--command-only", action="store_true", help="print only the command")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
     options, more = parser.parse_known_args(list(argv))  # the launch may contain arguments that begin with dashes
     done = translate(read_launch(_text([*options.launch, *more])))
     if options.json:

@@ -5,7 +5,6 @@ The files come from `templates/`, with names and version bounds filled in. Nothi
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import keyword
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from string import Template
 
 import rlcore
+from rlcore.cli import make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry import catalog
 
@@ -68,18 +68,13 @@ KINDS = {
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore new-plugin",
-        description="Write a package with a working plugin, its contract test and version bounds.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Write a package with a working plugin, its contract test and version bounds."
+    parser = make_parser("new-plugin", description, _EXAMPLES)
     parser.add_argument("name", help="name of the package, such as my-reward; the plugin is then my_reward")
     parser.add_argument("--kind", required=True, help=", ".join(KINDS))
     parser.add_argument(
         "--dir", type=Path, default=Path(), help="parent directory of the package; default: the current one"
     )
-    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
     options = parser.parse_args(list(argv))
 
     folder = write(options.name, options.kind, options.dir)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlcore.cli import make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore_workbench.options import parse_options
 
@@ -25,12 +25,7 @@ exit code: 0 all samples are scored and all losses are valid, 1 some are not, 2 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlcore try",
-        description="Try a reward or an algorithm without training.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("try", "Try a reward or an algorithm without training.", _EXAMPLES)
     parser.add_argument("kind", help=", ".join(KINDS))
     parser.add_argument("name", help="a registered name, module:attribute or file.py:attribute; several rewards: a,b")
     parser.add_argument("file", type=Path, nargs="?", help="completions as JSONL, or a batch as safetensors")
@@ -51,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="save the batch of an algorithm")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--traceback", action="store_true", help="also show the traceback of input errors")
     options = parser.parse_args(list(argv))
     if options.kind not in KINDS:
         raise ConfigError(
