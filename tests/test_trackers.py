@@ -106,6 +106,24 @@ def test_jsonl_escapes_half_of_a_surrogate_pair(info):
     assert strict(tracker.samples_path)[0]["prompt"] == "\udc00"
 
 
+def test_run_json_has_the_settings_at_once_and_the_summary_at_the_end(info):
+    tracker = JSONLTracker(JSONLConfig(), info)
+    path = info.directory / "run.json"
+
+    tracker.start({"optimizer.lr": math.inf, "trainer.steps": 10, "data.eval": None}, resume_step=4)
+    begun = json.loads(path.read_text())
+    tracker.finish({"steps": 10, "checkpoint": info.directory})
+    tracker.finish({"steps": 11})
+    ended = json.loads(path.read_text())
+
+    assert begun["config"] == {"optimizer.lr": None, "trainer.steps": 10, "data.eval": None}
+    assert (begun["format"], begun["resumed_from"], begun["total_steps"]) == (1, 4, 10)
+    assert "summary" not in begun
+    assert ended["summary"] == {"steps": 10, "checkpoint": str(info.directory)}
+    assert ended["ended"] >= ended["started"] == begun["started"]
+    assert not path.with_suffix(".new").exists()
+
+
 def test_a_new_run_of_the_same_name_moves_old_lines_aside(info):
     for value in (1.0, 2.0, 3.0):
         tracker = jsonl(info)
@@ -132,7 +150,7 @@ def test_a_resume_removes_lines_after_its_checkpoint(info):
         (4, 2.0),
     ]
     assert [row["step"] for row in strict(tracker.samples_path)] == [0, 1, 2, 3]
-    assert sorted(path.name for path in info.directory.iterdir()) == ["metrics.jsonl", "samples.jsonl"]
+    assert sorted(path.name for path in info.directory.iterdir()) == ["metrics.jsonl", "run.json", "samples.jsonl"]
 
 
 def test_a_resume_drops_an_incomplete_line_and_logs_it(info, caplog):

@@ -1,4 +1,7 @@
-"""`jsonl`: metrics.jsonl and samples.jsonl in the run's directory, one object per line, written immediately."""
+"""`jsonl`: metrics.jsonl and samples.jsonl in the run's directory, one object per line, written immediately.
+
+run.json has the settings of the run, the times of its start and end, and its summary once it has ended.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from rlcore import __version__
 from rlcore.protocols.tracker import RunInfo, SampleRecord
 
 logger = logging.getLogger(__name__)
+FORMAT = 1
+"""Version of the files, in run.json; a change that old readers would misread increases it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +35,14 @@ class JSONLTracker:
     def __init__(self, config: JSONLConfig, run: RunInfo) -> None:
         self.metrics_path = run.directory / "metrics.jsonl"
         self.samples_path = run.directory / "samples.jsonl"
+        self.run_path = run.directory / "run.json"
+        self._run: dict[str, Any] = {"format": FORMAT, "rlcore": __version__, "name": run.name}
+        self._run |= {"total_steps": run.total_steps, "shows": dict(run.shows)}
         self._files: dict[Path, TextIO] = {}
 
     def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
         """Open the files; a resume first removes the lines written after its checkpoint."""
+        self._describe(started=round(time.time(), 3), resumed_from=resume_step, config=dict(config))
         for path in (self.metrics_path, self.samples_path):
             if resume_step is None:
                 _move_aside(path)
@@ -53,7 +63,17 @@ class JSONLTracker:
     def finish(self, summary: Mapping[str, object]) -> None:
         for file in self._files.values():
             file.close()
+        if self._files:
+            self._describe(ended=round(time.time(), 3), summary=dict(summary))
         self._files.clear()
+
+    def _describe(self, **facts: Any) -> None:
+        """Add facts to run.json, which is replaced in one step."""
+        self._run |= facts
+        beside = self.run_path.with_suffix(".new")
+        text = json.dumps(_finite(self._run), ensure_ascii=False, default=str, indent=1)
+        beside.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        beside.replace(self.run_path)
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:
         file = self._files[path]
