@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return 0
     if arguments[0] in ("-V", "--version"):
-        from rlcore.version import __version__
+        from rlcore import __version__
 
         print(f"rlcore {__version__}")
         return 0
@@ -128,6 +128,7 @@ def _help() -> str:
             "",
             *lines,
             "",
+            "  from the package rlcore-report: show",
             "  from the package rlcore-workbench: doctor, new-plugin, check, try, migrate",
             "  rlcore COMMAND --help shows each command with examples; rlcore --version",
             "",

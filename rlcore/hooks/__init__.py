@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rlcore.hooks.manager import Hooks as Hooks
-    from rlcore.hooks.specs import Check as Check
-    from rlcore.hooks.specs import RunView as RunView
-    from rlcore.hooks.specs import hookimpl as hookimpl
-
-_HOMES = {
-    "Check": "rlcore.hooks.specs",
-    "Hooks": "rlcore.hooks.manager",
-    "RunView": "rlcore.hooks.specs",
-    "hookimpl": "rlcore.hooks.specs",
-}
-__all__ = ["Check", "Hooks", "RunView", "hookimpl"]
+_HOMES = {"Check": "rlcore.hooks.specs", "Hooks": "rlcore.hooks.manager", "hookimpl": "rlcore.hooks.specs"}
+__all__ = ["Check", "Hooks", "hookimpl"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """`Roles`: the worker groups of a run, for `collect` and `update` of an algorithm.
 
-`rlcore.protocols.groups` lists the methods of each group. Batches that groups return are references with the operations
-of a `Batch`: large columns stay in the process that created them, and `fetch` returns the named ones.
+A group has the methods of its worker class, so `roles.actor.log_probs(samples)` is typed as
+`PolicyWorker.log_probs`. Batches that groups return are references with the operations of a `Batch`:
+large columns stay in the process that created them, and `fetch` returns the named ones.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from rlcore.types import Sampling
 
 if TYPE_CHECKING:
     from rlcore.data.batch import Batch
-    from rlcore.protocols.groups import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup, RolloutGroup
-    from rlcore.protocols.reward import RewardSpec
+    from rlcore.rewards.runner import RewardSpec
+    from rlcore.workers.critic import CriticWorker
+    from rlcore.workers.policy import PolicyWorker, ReferenceWorker
+    from rlcore.workers.reward import RewardWorker
+    from rlcore.workers.rollout import RolloutWorker
 
 WorkerType = TypeVar("WorkerType")
 
@@ -32,23 +36,23 @@ class Roles(Protocol):
     """The rewards of the run, in the order of the config."""
 
     @property
-    def actor(self) -> ActorGroup:
+    def actor(self) -> PolicyWorker:
         """The trained policy."""
 
     @property
-    def reference(self) -> ReferenceGroup:
+    def reference(self) -> ReferenceWorker:
         """The frozen initial policy."""
 
     @property
-    def critic(self) -> CriticGroup:
+    def critic(self) -> CriticWorker:
         """The value model of PPO."""
 
     @property
-    def rollout(self) -> RolloutGroup:
+    def rollout(self) -> RolloutWorker:
         """The inference engines."""
 
     @property
-    def reward(self) -> RewardGroup:
+    def reward(self) -> RewardWorker:
         """The processes that score samples."""
 
     def has(self, name: str) -> bool:

@@ -16,6 +16,7 @@ KNOWN_PACKAGES: dict[tuple[str, str], str] = {
     ("command", "doctor"): "rlcore-workbench",
     ("command", "migrate"): "rlcore-workbench",
     ("command", "new-plugin"): "rlcore-workbench",
+    ("command", "show"): "rlcore-report",
     ("command", "try"): "rlcore-workbench",
     ("worker", "episodes"): "rlcore-environments",
     **{("reward", name): "rlcore-rewards" for name in ("combined", "judge", "overlong", "python", "remote")},

@@ -73,8 +73,7 @@ def server():
 @pytest.fixture
 def score():
     """Return a function that scores samples in a separate process, as in a run."""
-    from rlcore.protocols.reward import RewardSpec
-    from rlcore.rewards.executor import RewardExecutor
+    from rlcore.rewards.executor import RewardExecutor, RewardSpec
 
     def run(target, samples, *, timeout_s=HANG_S, options=None, **more):
         options = {**more, **(options or {})}
