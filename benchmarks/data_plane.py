@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # hosts import benchmarks.wo
 from benchmarks.workers import Echo, PlainActor, saved
 from rlcore import Batch
 from rlcore.controller.group import spawn
+from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import RuntimeConfig, make_runtime
+from rlcore.controller.runtime import RuntimeConfig
 
 ROWS, TOKENS = 512, 8192
 INTEGERS = ("input_ids", "position_ids", "segment_ids", "labels")

@@ -14,16 +14,16 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from rlcore import errors, surface
 from rlcore.config.build import to_plain
 from rlcore.config.schema import Choice, Config
+from rlcore.data.columns import STANDARD_COLUMNS
 from rlcore.hooks import specs
-from rlcore.protocols import PROTOCOLS, Roles, optional
+from rlcore.protocols import PROTOCOLS, Roles, groups, optional
 from rlcore.registry import KINDS
 from rlcore.registry import errors as plugin_errors
-from rlcore.types import STANDARD_COLUMNS
 
 TARGET = Path(__file__).with_name("reference.md")
 CONTRACTS = Path(__file__).with_name("contracts.md")
@@ -53,6 +53,7 @@ def reference() -> str:
         "## Hooks",
         "All hooks run on the controller. A plugin implements any of them, marked with `@rlcore.hookimpl`.",
         table(("hook", "when"), hooks()),
+        f"`run` is a `rlcore.hooks.RunView`:\n\n```python\n{sources(specs.CountersView, specs.RunView)}\n```",
         "## Columns",
         "`token`: one value per token; `row`: one per sample; `object`: Python objects, one per sample.",
         table(("column", "level", "type", "meaning", "written by"), map(dataclasses.astuple, STANDARD_COLUMNS)),
@@ -109,6 +110,15 @@ def protocols() -> Iterator[str]:
         yield f"### {kind}: `{protocol.__name__}`"
         yield clean(module.__doc__).split("\n\n", 1)[-1]
         yield f"```python\n{inspect.getsource(protocol).rstrip()}\n```"
+    yield "### groups of `Roles`"
+    yield clean(groups.__doc__)
+    yield f"```python\n{sources(*vars(groups).values())}\n```"
+
+
+def sources(*classes: Any) -> str:
+    """Return the source of the Protocols among these objects."""
+    own = [it for it in classes if inspect.isclass(it) and Protocol in it.__bases__ and it is not Protocol]
+    return "\n\n\n".join(inspect.getsource(it).rstrip() for it in own)
 
 
 def optional_members() -> Iterator[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlcore.version import __version__
+
 if TYPE_CHECKING:
     from rlcore.controller.dispatch import dispatch as dispatch
     from rlcore.data.batch import Batch as Batch
@@ -44,7 +46,6 @@ _HOMES = {
     "resolve": "rlcore.registry",
 }
 
-__version__ = "0.1.0"
 __all__ = [*_HOMES, "__version__"]
 
 

@@ -9,9 +9,10 @@ from unittest import mock
 import pytest
 import ray
 
+from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig
 from rlcore.controller.ray_runtime import _RayHost
-from rlcore.controller.runtime import RuntimeConfig, make_runtime
+from rlcore.controller.runtime import RuntimeConfig
 from rlcore.errors import CapacityError
 from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import start_roles

@@ -13,11 +13,11 @@ from rlcore.cli import COMMANDS
 from rlcore.config.build import build, flatten
 from rlcore.config.compose import PLUGIN_SECTIONS, compose
 from rlcore.config.schema import Config
+from rlcore.data.columns import STANDARD_COLUMNS
 from rlcore.errors import RlcoreError
 from rlcore.hooks import specs
 from rlcore.registry.known import known_names
 from rlcore.testing import AlgorithmContract, EnvironmentContract, RewardContract, RolloutContract
-from rlcore.types import STANDARD_COLUMNS
 
 pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench: make test-plugins installs it")
 

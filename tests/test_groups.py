@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rlcore.controller.group import spawn
+from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig, check_capacity
-from rlcore.controller.runtime import RuntimeConfig, make_runtime
+from rlcore.controller.runtime import RuntimeConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import CapacityError, ConfigError
 from rlcore.testing.waiting import HANG_S

@@ -20,9 +20,10 @@ ROOT = Path(rlcore.__file__).parent
 MAY_IMPORT = {
     "errors": "",
     "types": "",
-    "protocols": "types",
+    "version": "",
+    "protocols": "types errors",
     "data": "types protocols errors",
-    "registry": "protocols errors",
+    "registry": "protocols version errors",
     "hooks": "registry errors",
     "controller": "types protocols data registry errors",
     "config": "protocols data registry controller errors types",
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "trainer": "types protocols data registry hooks controller config models rewards workers errors",
     "quickstart": "errors",
     "surface": "",
-    "cli": "types protocols data registry hooks controller config models rewards workers trainer quickstart errors",
+    "cli": "types protocols data registry hooks controller config models rewards workers trainer quickstart version errors",
     "testing": "types protocols data registry hooks controller models rewards workers quickstart errors",
 }
 """Package -> packages of rlcore that it may import when it runs; imports for type checkers are free.
@@ -46,10 +47,10 @@ MAY_IMPORT = {
 `rlcore` itself and `__main__` are the doors; they are not listed."""
 
 BUDGETS = {
-    "types": 150,
+    "types": 100,
     "errors": 60,
-    "protocols": 420,
-    "data": 1_130,
+    "protocols": 500,
+    "data": 1_180,
     "registry": 570,
     "hooks": 220,
     "controller": 1_530,
@@ -64,7 +65,7 @@ BUDGETS = {
     "trackers": 410,
     "trainer": 1_800,
     "quickstart": 170,
-    "surface": 110,
+    "surface": 130,
     "cli": 480,
     "testing": 1_860,
 }
@@ -100,6 +101,37 @@ def package(module):
     return name if (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists() else ""
 
 
+def _imported_names(tree):
+    """Dotted names that a file imports, also those for type checkers only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_graph(root):
+    """Module -> modules of the same package that it imports, also those for type checkers only."""
+    trees = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    graph = {}
+    for module, tree in trees.items():
+        names = {name if name in trees else name.rpartition(".")[0] for name in _imported_names(tree)}
+        graph[module] = (names & trees.keys()) - {module}
+    return graph
+
+
+def import_cycle(root):
+    """Modules of one import cycle, the first one also at the end; empty if there is none."""
+    try:
+        graphlib.TopologicalSorter(module_graph(root)).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
 def test_the_reader_of_imports_sees_them_all():
     source = (
         "import a\nfrom b.c import d\nif TYPE_CHECKING:\n    import no\nelse:\n    import e\n"
@@ -114,11 +146,35 @@ def test_imports_point_one_way(path):
     module = path.relative_to(ROOT).with_suffix("").parts[0]
     used = {package(name) for name in imports(ast.parse(path.read_text())) if name.split(".")[0] == "rlcore"}
     if module in ("__init__", "__main__"):
-        assert used <= {"cli"}
+        assert used <= {"cli", "version"}
         return
 
     assert module in MAY_IMPORT, f"{module} is new: give it a line in MAY_IMPORT"
     assert used - {module, ""} <= set(MAY_IMPORT[module].split())
+
+
+@pytest.mark.parametrize("root", [ROOT, *sorted(ROOT.parent.glob("plugins/*/src/*/"))], ids=lambda path: path.name)
+def test_modules_do_not_import_each_other(root):
+    assert " -> ".join(import_cycle(root)) == "", "move what both need to a third module; type-only imports count"
+
+
+@pytest.mark.parametrize(
+    ("back", "found"),
+    [
+        ("", set()),
+        ("from pkg import a", {"pkg.a", "pkg.b"}),
+        ("if TYPE_CHECKING:\n    from pkg.a import Name", {"pkg.a", "pkg.b"}),
+    ],
+    ids=["one way", "module", "type checkers only"],
+)
+def test_an_import_cycle_is_found(tmp_path, back, found):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("def f():\n    from pkg.b import thing\n")
+    (package / "b.py").write_text(back)
+
+    assert set(import_cycle(package)) == found
 
 
 def test_the_table_of_imports_has_no_circle():
@@ -173,7 +229,7 @@ def test_light_commands_load_neither_torch_nor_a_plugin(arguments):
 
     assert {name.split(".")[0] for name in modules} <= LIGHT | {"rlcore"}
     own = {package(name) for name in modules if name.startswith("rlcore.")}
-    assert own <= {"cli", "errors", "registry"}
+    assert own <= {"cli", "errors", "registry", "version"}
 
 
 @pytest.mark.parametrize("module", ["rlcore", "rlcore.errors", "rlcore.types", "rlcore.registry", "rlcore.hooks"])

@@ -10,8 +10,9 @@ import pytest
 import ray
 
 from rlcore.controller.group import spawn
+from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import RuntimeConfig, make_runtime
+from rlcore.controller.runtime import RuntimeConfig
 from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError
 from rlcore.testing.waiting import HANG_S
 from tests.workers import Echo, SlowToStart

@@ -32,7 +32,7 @@ class VLLMRollout:
 @pytest.fixture
 def site(site, monkeypatch):
     """The folder of conftest.py, beside rlcore 0.3.0."""
-    monkeypatch.setattr("rlcore.__version__", "0.3.0")
+    monkeypatch.setattr("rlcore.version.__version__", "0.3.0")
     monkeypatch.delenv("RLCORE_DISABLE_PLUGINS", raising=False)
     return site
 

@@ -9,8 +9,8 @@ from rlcore.config.build import build
 from rlcore.config.schema import RewardConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError
+from rlcore.protocols.reward import RewardSpec
 from rlcore.rewards.relative import relative
-from rlcore.rewards.runner import RewardSpec
 from rlcore.trainer.roles import Roles
 from rlcore.types import Sampling
 

@@ -13,7 +13,8 @@ import time
 import pytest
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
-from rlcore.rewards.executor import RewardExecutor, RewardSpec
+from rlcore.protocols.reward import RewardSpec
+from rlcore.rewards.executor import RewardExecutor
 from rlcore.testing.waiting import HANG_S, wait_until
 
 SOURCE = """
@@ -537,7 +538,8 @@ def test_ctrl_c_in_the_parent_is_ignored_by_the_child(spec):
 
 PARENT = """
 import json, signal, sys
-from rlcore.rewards.executor import RewardExecutor, RewardSpec
+from rlcore.protocols.reward import RewardSpec
+from rlcore.rewards.executor import RewardExecutor
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 place, attribute, path = sys.argv[1:]
 executor = RewardExecutor([RewardSpec(attribute, place + ":" + attribute)])

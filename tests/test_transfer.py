@@ -12,8 +12,9 @@ from rlcore.algorithms.grpo import GRPOConfig
 from rlcore.backends.local import LocalConfig
 from rlcore.cli.train import run as train
 from rlcore.controller.group import spawn
+from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import LocalStore, RuntimeConfig, make_runtime
+from rlcore.controller.runtime import LocalStore, RuntimeConfig
 from rlcore.controller.transfer import Collective, InProcess, ObjectStore
 from rlcore.errors import ConfigError, HostDied
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig

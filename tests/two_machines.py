@@ -62,7 +62,8 @@ def collective():
 @contextmanager
 def started(**pools):
     """A runtime with these pools."""
-    from rlcore.controller.runtime import RuntimeConfig, make_runtime
+    from rlcore.controller.make import make_runtime
+    from rlcore.controller.runtime import RuntimeConfig
 
     runtime = make_runtime(RuntimeConfig(address=f"{FIRST}:6399", start_timeout_s=60, call_timeout_s=20))
     try:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return 0
     if arguments[0] in ("-V", "--version"):
-        from rlcore import __version__
+        from rlcore.version import __version__
 
         print(f"rlcore {__version__}")
         return 0

@@ -75,7 +75,7 @@ def _run(
     model: Path, base: dict[str, Any] | None, overrides: Sequence[str], samples: Path | None
 ) -> tuple[dict[str, float], float]:
     """Start only the rollout and the rewards, and evaluate once."""
-    from rlcore.controller.runtime import make_runtime
+    from rlcore.controller.make import make_runtime
     from rlcore.hooks.manager import Hooks
     from rlcore.trainer.evaluate import evaluate
     from rlcore.trainer.launch import held_out, start_roles

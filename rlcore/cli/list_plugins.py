@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlcore import __version__
 from rlcore.cli import COMMANDS, make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog
 from rlcore.registry.known import KNOWN_PACKAGES
+from rlcore.version import __version__
 
 _EXAMPLES = """\
 examples:

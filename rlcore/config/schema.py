@@ -15,6 +15,7 @@ from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import RuntimeConfig
 from rlcore.data.prompts import PromptOptions
 from rlcore.errors import require
+from rlcore.protocols.algorithm import EvalConfig
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 from rlcore.protocols.environment import EpisodeConfig
 from rlcore.protocols.reward import Relative
@@ -116,29 +117,6 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
-    """Held-out evaluation: before the first step, every n steps and after the last."""
-
-    every_steps: int = 20
-    """Steps between evaluations; 0: only before and after training."""
-    max_prompts: int = 256
-    """Most prompts in an evaluation."""
-    samples_per_prompt: int = 1
-    """Responses sampled for each prompt."""
-    temperature: float = 0.0
-    """Sampling temperature; 0: greedy."""
-    pass_threshold: float = 1.0
-    """Least reward with which a sample passes."""
-
-    def __post_init__(self) -> None:
-        require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 20)
-        require(self.max_prompts >= 1, "max_prompts", "1 or more", self.max_prompts, 256)
-        _require_count(self.samples_per_prompt, "samples_per_prompt", 1)
-        require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 0.0)
-        require(isfinite(self.pass_threshold), "pass_threshold", "a finite number", self.pass_threshold, 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoints: every n steps and at the end."""
 
@@ -220,7 +198,7 @@ class Config:
     run: RunConfig = RunConfig()
     sampling: SamplingConfig = SamplingConfig()
     trainer: TrainerConfig = TrainerConfig()
-    eval: EvalConfig = EvalConfig()
+    eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = CheckpointConfig()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = CriticConfig()

@@ -1,4 +1,4 @@
-"""`Runtime`: starts hosts and sends calls to them. `local` is here; `ray` is in ray_runtime.py.
+"""`Runtime`: starts hosts and sends calls to them. `local` is here, `ray` in ray_runtime.py, their choice in make.py.
 
 Both have the same interface and give bitwise equal results on one device. Every wait has a deadline.
 """
@@ -17,7 +17,7 @@ from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.interpreter import check_interpreter
 from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
-from rlcore.errors import CapacityError, ConfigError, did_you_mean, require
+from rlcore.errors import CapacityError, ConfigError, require
 from rlcore.protocols.dispatch import Call
 
 logger = logging.getLogger(__name__)
@@ -198,26 +198,6 @@ def cluster_decides(config: RuntimeConfig, pool: PoolConfig) -> bool:
     return config.name == "ray" and config.address != "" and pool.device == "auto"
 
 
-def make_runtime(config: RuntimeConfig) -> Runtime:
-    """Create the runtime that the config names."""
-    if config.name == "local":
-        return LocalRuntime(config)
-    if config.name == "ray":
-        try:
-            from rlcore.controller.ray_runtime import RayRuntime
-        except ModuleNotFoundError as error:
-            if error.name != "ray":
-                raise
-            raise ConfigError(
-                "runtime=ray needs Ray, which is not installed\npip install ray   or  runtime=local"
-            ) from error
-        return RayRuntime(config)
-    raise ConfigError(
-        f"no runtime named '{config.name}'.{did_you_mean(config.name, ['ray', 'local'])}\n"
-        "Type  runtime=ray  or  runtime=local"
-    )
-
-
 __all__ = [
     "Call",
     "LocalRuntime",
@@ -225,6 +205,5 @@ __all__ = [
     "RuntimeConfig",
     "Traffic",
     "cluster_decides",
-    "make_runtime",
     "resolve_device",
 ]

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcore.data.columns import STANDARD_COLUMNS
 from rlcore.data.wire import pack, unpack
 from rlcore.errors import ColumnError, nearest
-from rlcore.types import STANDARD_COLUMNS
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

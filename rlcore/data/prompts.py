@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from rlcore.data.columns import RESERVED_COLUMNS, REWARD_PREFIX
 from rlcore.data.conversations import Message, as_messages, is_answered, response_text, split
 from rlcore.data.fingerprints import fingerprint_of
 from rlcore.data.limits import LIMIT_BYTES, limited
 from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, DataError, did_you_mean
 from rlcore.protocols.optional import NamesRows
-from rlcore.types import RESERVED_COLUMNS, REWARD_PREFIX
 
 if TYPE_CHECKING:
     from rlcore.protocols.dataset import Dataset

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {"Check": "rlcore.hooks.specs", "Hooks": "rlcore.hooks.manager", "hookimpl": "rlcore.hooks.specs"}
-__all__ = ["Check", "Hooks", "hookimpl"]
+if TYPE_CHECKING:
+    from rlcore.hooks.manager import Hooks as Hooks
+    from rlcore.hooks.specs import Check as Check
+    from rlcore.hooks.specs import RunView as RunView
+    from rlcore.hooks.specs import hookimpl as hookimpl
+
+_HOMES = {
+    "Check": "rlcore.hooks.specs",
+    "Hooks": "rlcore.hooks.manager",
+    "RunView": "rlcore.hooks.specs",
+    "hookimpl": "rlcore.hooks.specs",
+}
+__all__ = ["Check", "Hooks", "RunView", "hookimpl"]
 
 
 def __getattr__(name: str) -> Any:

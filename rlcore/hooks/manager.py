@@ -18,7 +18,7 @@ from rlcore.registry import resolve
 if TYPE_CHECKING:
     from rlcore.config.schema import Config
     from rlcore.data.batch import Batch
-    from rlcore.trainer.run import Run
+    from rlcore.hooks.specs import RunView
 
 logger = logging.getLogger(__name__)
 
@@ -47,28 +47,28 @@ class Hooks:
     def worker_env(self, *, config: Config, role: str, rank: int) -> dict[str, str]:
         return self._merge("rlcore_worker_env", same_is_fine=True, config=config, role=role, rank=rank)
 
-    def run_start(self, *, run: Run) -> None:
+    def run_start(self, *, run: RunView) -> None:
         self._call("rlcore_run_start", run=run)
 
-    def step_start(self, *, run: Run, step: int) -> None:
+    def step_start(self, *, run: RunView, step: int) -> None:
         self._call("rlcore_step_start", run=run, step=step)
 
-    def samples_scored(self, *, run: Run, step: int, samples: Batch) -> None:
+    def samples_scored(self, *, run: RunView, step: int, samples: Batch) -> None:
         self._call("rlcore_samples_scored", run=run, step=step, samples=samples)
 
-    def step_end(self, *, run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    def step_end(self, *, run: RunView, step: int, metrics: Mapping[str, float]) -> None:
         self._call("rlcore_step_end", run=run, step=step, metrics=metrics)
 
-    def collect_metrics(self, *, run: Run, step: int) -> dict[str, float]:
+    def collect_metrics(self, *, run: RunView, step: int) -> dict[str, float]:
         return self._merge("rlcore_collect_metrics", same_is_fine=False, run=run, step=step)
 
-    def weights_synced(self, *, run: Run, version: int, seconds: float) -> None:
+    def weights_synced(self, *, run: RunView, version: int, seconds: float) -> None:
         self._call("rlcore_weights_synced", run=run, version=version, seconds=seconds)
 
-    def checkpoint_saved(self, *, run: Run, step: int, path: Path) -> None:
+    def checkpoint_saved(self, *, run: RunView, step: int, path: Path) -> None:
         self._call("rlcore_checkpoint_saved", run=run, step=step, path=path)
 
-    def run_end(self, *, run: Run, error: BaseException | None) -> None:
+    def run_end(self, *, run: RunView, error: BaseException | None) -> None:
         """Call every plugin, even after a failure; a failure never hides the error that ended the run."""
         failures: list[Exception] = []
         self._call("rlcore_run_end", failures, run=run, error=error)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlcore.errors import require
 from rlcore.types import LossTerms, Metrics, TokenOutputs
 
 if TYPE_CHECKING:
@@ -27,6 +29,35 @@ class RoleSpec:
     """A name of the registry kind `worker`."""
     model: str = ""
     """Directory of a separate model, given as the setting `algorithm.<name>`; empty: the actor's model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Held-out evaluation: before the first step, every n steps and after the last."""
+
+    every_steps: int = 20
+    """Steps between evaluations; 0: only before and after training."""
+    max_prompts: int = 256
+    """Most prompts in an evaluation."""
+    samples_per_prompt: int = 1
+    """Responses sampled for each prompt."""
+    temperature: float = 0.0
+    """Sampling temperature; 0: greedy."""
+    pass_threshold: float = 1.0
+    """Least reward with which a sample passes."""
+
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 20)
+        require(self.max_prompts >= 1, "max_prompts", "1 or more", self.max_prompts, 256)
+        require(
+            1 <= self.samples_per_prompt <= 1_000_000,
+            "samples_per_prompt",
+            "a number from 1 to 1,000,000",
+            self.samples_per_prompt,
+            1,
+        )
+        require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 0.0)
+        require(isfinite(self.pass_threshold), "pass_threshold", "a finite number", self.pass_threshold, 1.0)
 
 
 class Algorithm(Protocol):

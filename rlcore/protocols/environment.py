@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from rlcore.types import FinishReason
-
-if TYPE_CHECKING:
-    from rlcore.registry import PluginSpec
 
 Message: TypeAlias = Mapping[str, Any]
 """A message in the format of chat templates. Example: {"role": "user", "content": "What is 6 · 7?"}"""
@@ -40,23 +37,6 @@ class EpisodeConfig:
             raise ValueError(
                 f"step_timeout_s: expected more than 0, got {self.step_timeout_s}\nType  step_timeout_s=30"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeOptions:
-    """Options of the rollout worker for the environment; plain data, because it travels to the hosts."""
-
-    environment: PluginSpec
-    settings: Any
-    """Settings of the environment."""
-    limits: EpisodeConfig
-    context_length: int
-    """Context length of the model, in tokens."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens of a conversation."""
-        return min(self.limits.max_tokens or self.context_length, self.context_length)
 
 
 DONE, OUT_OF_TURNS, OUT_OF_TOKENS, TIMEOUT, ERROR = range(5)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from rlcore.config.schema import EvalConfig
     from rlcore.data.batch import Batch
+    from rlcore.protocols.algorithm import EvalConfig
     from rlcore.protocols.backend import ModelConfig
     from rlcore.protocols.roles import Roles
     from rlcore.trainer.memory import ModelSize

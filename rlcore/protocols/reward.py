@@ -30,6 +30,19 @@ class RewardResult:
     """Averaged over the samples and logged as `reward/<name>/<metric>`."""
 
 
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """A reward as plain data, for import in a child process. Example: RewardSpec("short", "my_rewards:short")"""
+
+    name: str
+    """Name in metrics and messages; unique in the run."""
+    target: str
+    """`module:attr` or `/absolute/file.py:attr`."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    weight: float = 1.0
+    relative: Relative = "no"
+
+
 class Reward(Protocol):
     """Scores one completion: a function, an `async def`, or a class with `__call__`.
 

@@ -1,8 +1,7 @@
 """`Roles`: the worker groups of a run, for `collect` and `update` of an algorithm.
 
-A group has the methods of its worker class, so `roles.actor.log_probs(samples)` is typed as
-`PolicyWorker.log_probs`. Batches that groups return are references with the operations of a `Batch`:
-large columns stay in the process that created them, and `fetch` returns the named ones.
+`rlcore.protocols.groups` lists the methods of each group. Batches that groups return are references with the operations
+of a `Batch`: large columns stay in the process that created them, and `fetch` returns the named ones.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ from rlcore.types import Sampling
 
 if TYPE_CHECKING:
     from rlcore.data.batch import Batch
-    from rlcore.rewards.runner import RewardSpec
-    from rlcore.workers.critic import CriticWorker
-    from rlcore.workers.policy import PolicyWorker, ReferenceWorker
-    from rlcore.workers.reward import RewardWorker
-    from rlcore.workers.rollout import RolloutWorker
+    from rlcore.protocols.groups import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup, RolloutGroup
+    from rlcore.protocols.reward import RewardSpec
 
 WorkerType = TypeVar("WorkerType")
 
@@ -36,23 +32,23 @@ class Roles(Protocol):
     """The rewards of the run, in the order of the config."""
 
     @property
-    def actor(self) -> PolicyWorker:
+    def actor(self) -> ActorGroup:
         """The trained policy."""
 
     @property
-    def reference(self) -> ReferenceWorker:
+    def reference(self) -> ReferenceGroup:
         """The frozen initial policy."""
 
     @property
-    def critic(self) -> CriticWorker:
+    def critic(self) -> CriticGroup:
         """The value model of PPO."""
 
     @property
-    def rollout(self) -> RolloutWorker:
+    def rollout(self) -> RolloutGroup:
         """The inference engines."""
 
     @property
-    def reward(self) -> RewardWorker:
+    def reward(self) -> RewardGroup:
         """The processes that score samples."""
 
     def has(self, name: str) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from rlcore import version
 from rlcore.errors import PluginError, did_you_mean, did_you_mean_path
 from rlcore.registry import errors
 from rlcore.registry.catalog import IGNORE_VERSIONS, MODULE_KINDS, Catalog, Entry, catalog, normalise, words_of
@@ -120,10 +121,8 @@ def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
         raise errors.not_found(kind, name, [e.name for e in plugins.of(kind) if plugins.hidden(e) is None])
     if len(visible) > 1:
         raise errors.duplicate(kind, name, visible)
-    from rlcore import __version__
-
-    if visible[0].package != "rlcore" and not is_compatible(visible[0], __version__):
-        raise errors.incompatible(visible[0], __version__)
+    if visible[0].package != "rlcore" and not is_compatible(visible[0], version.__version__):
+        raise errors.incompatible(visible[0], version.__version__)
     return visible[0]
 
 

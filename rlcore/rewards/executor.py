@@ -25,9 +25,10 @@ from types import TracebackType
 from typing import Any
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
+from rlcore.protocols.reward import RewardSpec
 from rlcore.rewards.output import Output
 from rlcore.rewards.pipeline import Outcome, RewardPart, combine, timed_out
-from rlcore.rewards.runner import Emit, Job, RewardRunner, RewardSpec, load_target
+from rlcore.rewards.runner import Emit, Job, RewardRunner, load_target
 from rlcore.rewards.signature import Row
 
 __all__ = ["RewardExecutor", "RewardSpec", "load_target"]

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlcore.errors import ConfigError, RlcoreError, SampleError, UserError, did_you_mean
-from rlcore.protocols.reward import Relative, RewardResult
+from rlcore.protocols.reward import RewardResult, RewardSpec
 from rlcore.registry import import_place
 from rlcore.rewards.pipeline import LARGEST, RewardPart, timed_out
 from rlcore.rewards.signature import RewardFunction, Row, Signature, arguments, list_arguments, read_signature
@@ -33,19 +33,6 @@ Job: TypeAlias = tuple[int, list[int]]
 """(reward index, sample indices)."""
 Emit: TypeAlias = Callable[[int, int, RewardPart], None]
 """Receives reward index, sample index and the result."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RewardSpec:
-    """A reward as plain data, for import in a child process. Example: RewardSpec("short", "my_rewards:short")"""
-
-    name: str
-    """Name in metrics and messages; unique in the run."""
-    target: str
-    """`module:attr` or `/absolute/file.py:attr`."""
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    weight: float = 1.0
-    relative: Relative = "no"
 
 
 def load_target(target: str) -> Any:

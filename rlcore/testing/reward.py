@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlcore.protocols.reward import SAMPLE_FIELDS
+from rlcore.protocols.reward import SAMPLE_FIELDS, RewardSpec
 from rlcore.rewards.executor import RewardExecutor
 from rlcore.rewards.pipeline import RewardPart
-from rlcore.rewards.runner import RewardRunner, RewardSpec, build_reward
+from rlcore.rewards.runner import RewardRunner, build_reward
 from rlcore.rewards.signature import read_signature
 from rlcore.testing.expect import allowed, equal
 

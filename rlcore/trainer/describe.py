@@ -13,8 +13,8 @@ from rlcore.data.batch import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
 from rlcore.protocols.optional import ChecksModel, EstimatesEngine, EstimatesModel, EstimatesStep, SplitsRows
+from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved
-from rlcore.rewards.runner import RewardSpec
 from rlcore.trainer.memory import (
     ModelSize,
     activation_bytes,

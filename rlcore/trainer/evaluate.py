@@ -10,8 +10,8 @@ import numpy as np
 from rlcore.types import Sampling
 
 if TYPE_CHECKING:
-    from rlcore.config.schema import EvalConfig
     from rlcore.data.batch import Batch
+    from rlcore.protocols.algorithm import EvalConfig
     from rlcore.trainer.roles import Roles
 
 

@@ -8,13 +8,13 @@ from typing import Any, TextIO
 
 from rlcore.config.schema import Choice, Config
 from rlcore.controller.group import Group, spawn
-from rlcore.controller.runtime import Runtime, make_runtime
+from rlcore.controller.make import make_runtime
+from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
 from rlcore.errors import ConfigError
 from rlcore.hooks.manager import Hooks
 from rlcore.models.load import check_directory
-from rlcore.protocols.environment import EpisodeOptions
 from rlcore.protocols.optional import ShowsMetrics
 from rlcore.protocols.tracker import RunInfo
 from rlcore.registry import resolve
@@ -25,6 +25,7 @@ from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
 from rlcore.types import Sampling
+from rlcore.workers.episodes import EpisodeOptions
 from rlcore.workers.model import ModelOptions
 
 

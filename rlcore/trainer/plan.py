@@ -15,20 +15,20 @@ from typing import Any
 
 from rlcore.config.build import build, build_plugin
 from rlcore.config.schema import Choice, Config, RewardItem
+from rlcore.data.columns import STANDARD_COLUMNS
 from rlcore.data.loader import PromptLoader
 from rlcore.errors import ConfigError, ModelError, did_you_mean
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.optional import ComparesSamples, DoesWithout, Evaluates, LearnsFromTexts
+from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved, misspellings, resolve
-from rlcore.rewards.executor import RewardSpec
 from rlcore.rewards.runner import build_reward
 from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
 from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, check_demonstrations, load_prompts
 from rlcore.trainer.sharing import sharing_roles
-from rlcore.types import STANDARD_COLUMNS
 
 logger = logging.getLogger(__name__)
 DEFAULT_ROLE = "default"

@@ -10,12 +10,12 @@ import numpy as np
 
 from rlcore.config.schema import Config
 from rlcore.data.batch import Batch, object_array
+from rlcore.data.columns import RESERVED_COLUMNS
 from rlcore.data.prompts import PromptBuilder
 from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.models.load import load_tokenizer
 from rlcore.registry import resolve
-from rlcore.types import RESERVED_COLUMNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,15 @@ import numpy as np
 from rlcore.config.schema import RewardConfig
 from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
+from rlcore.data.columns import REWARD_PREFIX
 from rlcore.protocols.environment import OUT_OF_TOKENS, OUT_OF_TURNS
+from rlcore.protocols.reward import RewardSpec
 from rlcore.protocols.roles import WorkerType
 from rlcore.protocols.transfer import Transfer
 from rlcore.rewards.pipeline import FinalRewards, final_rewards
 from rlcore.rewards.relative import relative
-from rlcore.rewards.runner import RewardSpec
 from rlcore.trainer.sharing import DeviceSharing
-from rlcore.types import REWARD_PREFIX, Mean, Metrics, Sampling
+from rlcore.types import Mean, Metrics, Sampling
 from rlcore.workers.reward import outcomes
 
 logger = logging.getLogger(__name__)

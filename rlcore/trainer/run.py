@@ -16,6 +16,7 @@ from rlcore.config.build import flatten, to_plain
 from rlcore.config.schema import Config
 from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
+from rlcore.data.columns import REWARD_PREFIX
 from rlcore.data.loader import PromptLoader
 from rlcore.data.text import encodable
 from rlcore.errors import RlcoreError, TrackerError
@@ -25,7 +26,7 @@ from rlcore.protocols.tracker import SampleRecord, Tracker
 from rlcore.trainer.checkpoint import Checkpoints
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.signals import Signals
-from rlcore.types import REWARD_PREFIX, Metrics
+from rlcore.types import Metrics
 
 logger = logging.getLogger(__name__)
 

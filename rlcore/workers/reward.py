@@ -10,13 +10,13 @@ import torch
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch, object_array
+from rlcore.data.columns import REWARD_PREFIX
 from rlcore.models.load import load_tokenizer
 from rlcore.protocols.environment import TIMEOUT
-from rlcore.protocols.reward import SAMPLE_FIELDS
+from rlcore.protocols.reward import SAMPLE_FIELDS, RewardSpec
 from rlcore.protocols.worker import WorkerContext
-from rlcore.rewards.executor import RewardExecutor, RewardSpec
+from rlcore.rewards.executor import RewardExecutor
 from rlcore.rewards.pipeline import Outcome, Status
-from rlcore.types import REWARD_PREFIX
 from rlcore.workers.base import Worker
 
 _STATUSES: tuple[Status, ...] = ("score", "skip", "timeout", "error")

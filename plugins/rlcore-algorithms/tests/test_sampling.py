@@ -12,7 +12,7 @@ from rlcore_algorithms.sampling import OverlongConfig, RefillConfig, overlong_pe
 
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError
-from rlcore.rewards.runner import RewardSpec
+from rlcore.protocols.reward import RewardSpec
 from rlcore.testing import FakeRoles
 from rlcore.types import Mean
 

@@ -19,7 +19,6 @@ from rlcore_environments.episodes import (
     OUT_OF_TOKENS,
     OUT_OF_TURNS,
     TIMEOUT,
-    EpisodeOptions,
     RequestBatcher,
     episodes_batch,
     run_episodes,
@@ -38,6 +37,7 @@ from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing import FakeConfig, FakeRollout
 from rlcore.testing.model import small_model
 from rlcore.testing.waiting import HANG_S
+from rlcore.workers.episodes import EpisodeOptions
 
 TEMPLATE = (
     "{% if tools %}tools {% for tool in tools %}{{ tool.function.name }} {% endfor %}\n{% endif %}"

@@ -73,7 +73,8 @@ def server():
 @pytest.fixture
 def score():
     """Return a function that scores samples in a separate process, as in a run."""
-    from rlcore.rewards.executor import RewardExecutor, RewardSpec
+    from rlcore.protocols.reward import RewardSpec
+    from rlcore.rewards.executor import RewardExecutor
 
     def run(target, samples, *, timeout_s=HANG_S, options=None, **more):
         options = {**more, **(options or {})}

@@ -145,7 +145,8 @@ def test_invalid_combinations_are_refused_at_the_start(score, options, text):
 
 
 def test_a_missing_data_column_is_refused_before_the_start():
-    from rlcore.rewards.runner import RewardSpec, build_reward
+    from rlcore.protocols.reward import RewardSpec
+    from rlcore.rewards.runner import build_reward
     from rlcore.rewards.signature import check_columns
 
     combined = build_reward(RewardSpec("combined", COMBINED, TestGate.options))

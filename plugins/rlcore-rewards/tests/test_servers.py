@@ -245,7 +245,8 @@ def test_options_that_cannot_work_are_refused_at_the_start(score, target, option
 
 
 def test_a_template_with_a_missing_data_column_is_refused_before_the_start():
-    from rlcore.rewards.runner import RewardSpec, build_reward
+    from rlcore.protocols.reward import RewardSpec
+    from rlcore.rewards.runner import build_reward
     from rlcore.rewards.signature import check_columns
 
     judge = build_reward(

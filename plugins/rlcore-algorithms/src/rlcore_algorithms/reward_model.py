@@ -21,9 +21,8 @@ from torch import Tensor
 
 from rlcore import dispatch
 from rlcore.algorithms.base import EpochsConfig
-from rlcore.config.schema import EvalConfig
 from rlcore.data.batch import Batch
-from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.algorithm import EvalConfig, RoleSpec
 from rlcore.protocols.roles import Roles
 from rlcore.types import LossTerms, TokenOutputs
 from rlcore.workers.critic import with_score_token

@@ -28,13 +28,13 @@ from rlcore.protocols.environment import (
     OUT_OF_TURNS,
     TIMEOUT,
     Completion,
-    EpisodeOptions,
     Message,
     Step,
 )
 from rlcore.protocols.optional import Closes
 from rlcore.protocols.rollout import Rollout
 from rlcore.types import Request, Sample
+from rlcore.workers.episodes import EpisodeOptions
 from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.stage import Stage, TooManyBlocked
 

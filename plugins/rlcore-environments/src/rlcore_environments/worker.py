@@ -10,10 +10,10 @@ from rlcore import dispatch
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError
 from rlcore.models.load import load_tokenizer
-from rlcore.protocols.environment import EpisodeOptions
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import load
 from rlcore.types import Sampling
+from rlcore.workers.episodes import EpisodeOptions
 from rlcore.workers.rollout import RolloutWorker, requests_of
 from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.episodes import episodes_batch, run_episodes

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlcore.errors import ConfigError, SampleError, require
-from rlcore.protocols.reward import RewardResult
+from rlcore.protocols.reward import RewardResult, RewardSpec
 from rlcore.registry import resolve
-from rlcore.rewards.runner import RewardSpec, build_reward
+from rlcore.rewards.runner import build_reward
 from rlcore.rewards.signature import arguments, read_signature, required_columns
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from rlcore.cli import make_parser
 from rlcore.errors import ConfigError
+from rlcore_workbench.verl.answer import Line
 from rlcore_workbench.verl.checked import written
 from rlcore_workbench.verl.command import read_launch
-from rlcore_workbench.verl.translate import Line, Translation, translate
+from rlcore_workbench.verl.translate import Translation, translate
 
 _EXAMPLES = """\
 examples:

@@ -87,7 +87,8 @@ def _settings(spec: Spec, resolved: Resolved) -> Any:
 
 
 def _reward(spec: Spec, resolved: Resolved) -> _Parts:
-    from rlcore.rewards.runner import RewardSpec, build_reward
+    from rlcore.protocols.reward import RewardSpec
+    from rlcore.rewards.runner import build_reward
     from rlcore.rewards.signature import check_columns, required_columns
     from rlcore.testing import RewardContract
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
+from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import resolve
 from rlcore.rewards.executor import RewardExecutor
 from rlcore.rewards.pipeline import Outcome
-from rlcore.rewards.runner import RewardSpec, build_reward
+from rlcore.rewards.runner import build_reward
 from rlcore.rewards.signature import check_columns, read_signature
 from rlcore_workbench.options import flat_sample, read_rows
 

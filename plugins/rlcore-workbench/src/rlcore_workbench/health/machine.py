@@ -179,8 +179,9 @@ def _reached(address: str) -> str:
 
 def _ray_start(_: str) -> str:
     """Start a one-host local Ray cluster, as a run would."""
+    from rlcore.controller.make import make_runtime
     from rlcore.controller.pool import PoolConfig, available_cores
-    from rlcore.controller.runtime import RuntimeConfig, make_runtime
+    from rlcore.controller.runtime import RuntimeConfig
 
     try:
         runtime = make_runtime(RuntimeConfig())

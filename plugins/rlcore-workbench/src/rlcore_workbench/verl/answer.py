@@ -1,4 +1,4 @@
-"""Answer for one key, and names that several rules use."""
+"""Answer for one key, its line in the translation, and names that several rules use."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ class Answer:
     how: How
     settings: tuple[tuple[str, Any], ...] = ()
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Key of the launch with its translation."""
+
+    key: str
+    value: str
+    answer: Answer
+    given: bool = True
+    """False for a default of verl that differs from rlcore's."""
 
 
 Rule: TypeAlias = Callable[[Launch, Any], Answer]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rlcore.errors import ConfigError
-from rlcore_workbench.verl.answer import ESTIMATOR, available
+from rlcore_workbench.verl.answer import ESTIMATOR, Line, available
 from rlcore_workbench.verl.command import OTHER_ROOTS, TRAINER, Launch, Unreadable
 from rlcore_workbench.verl.devices import backend_of
 from rlcore_workbench.verl.loss import LOSS, chosen
-
-if TYPE_CHECKING:
-    from rlcore_workbench.verl.translate import Line
 
 _KINDS = "  rlcore list-plugins --all"
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlcore.config.compose import PLUGIN_SECTIONS
 from rlcore.errors import UserError, did_you_mean
 from rlcore_workbench.verl import devices, loss, run
-from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, ROLLOUT, Answer, Rule, available
+from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, ROLLOUT, Answer, Line, Rule, available
 from rlcore_workbench.verl.checked import Checked, defaults_of
 from rlcore_workbench.verl.command import Launch, Unreadable
 from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
@@ -60,17 +60,6 @@ _FIXED = (("model.precision", "bfloat16"),)
 _OWN_FILES = re.compile(r"--config-name=(ppo|dapo)(_megatron)?_trainer(\.yaml)?|--config-path=(\./)?config")
 """Config files of verl and DAPO that DEFAULTS covers."""
 DEFAULT_REWARD = "verl.utils.reward_score:default_compute_score"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Key of the launch with its translation."""
-
-    key: str
-    value: str
-    answer: Answer
-    given: bool = True
-    """False for a default of verl that differs from rlcore's."""
 
 
 @dataclass(slots=True)
