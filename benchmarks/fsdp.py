@@ -226,7 +226,7 @@ def _streaming(rank: int, world: int, path: str) -> None:
 
 
 def _head(rank: int, world: int, what: str) -> None:
-    from rlcore_fsdp.head import LogitRule, token_statistics
+    from rlcore.kits.backend.head import token_statistics
 
     tokens, width, vocab = 512, 256, 151_936
     generator = torch.Generator().manual_seed(0)
@@ -239,9 +239,7 @@ def _head(rank: int, world: int, what: str) -> None:
             log_p = (hidden @ weight.t()).log_softmax(-1)
             log_probs, entropy = log_p.gather(-1, targets[:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
         else:
-            log_probs, entropy = token_statistics(
-                hidden, weight, None, targets, temperature=1.0, rule=LogitRule(1.0, None), chunk=128
-            )
+            log_probs, entropy = token_statistics(hidden, weight, targets, temperature=1.0, chunk=128)
         (log_probs.sum() + 0.1 * entropy.sum()).backward()
     seconds = time.perf_counter() - start
     all_logits = tokens * vocab * 4 / MB

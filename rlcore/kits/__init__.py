@@ -1,1 +1,4 @@
-"""Shared parts of plugins: `engine` for rollouts that wrap another engine, `http` for plugins that call a server."""
+"""Shared parts of plugins.
+
+`backend` is for training backends, `engine` for rollouts that wrap another engine, `http` for plugins that call a server.
+"""

@@ -6,6 +6,7 @@ Logits exist for one chunk of tokens at a time; with several chunks, the backwar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,20 +24,41 @@ _TOLERANCE = 1e-4
 """Tolerance for float32 logits, relative to the largest."""
 
 
+@dataclass(frozen=True, slots=True)
+class LogitRule:
+    """Scaling and soft-capping that a model family applies to its logits."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> LogitRule:
+        """Return the rule of a text configuration."""
+        scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        return cls(scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Return logits […, V] in float32 from the product with the embedding."""
+        logits = raw.float() if self.scale == 1.0 else raw.float() * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """Return d logits / d raw, computed from the logits."""
+        return self.scale if self.softcap is None else self.scale * (1.0 - (logits / self.softcap) ** 2)
+
+
 class TokenHead:
-    """The output embedding of a model, with its family's scaling and soft cap of logits."""
+    """The output embedding of a model, with its family's rule for logits."""
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
         self._embedding = model.get_output_embeddings()
-        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        self._rule = LogitRule.of(config)
         self._chunk = max(1, _CHUNK_VALUES // config.vocab_size)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [n, V] logits in float32."""
-        logits: Tensor = self._embedding(hidden).float() * self._scale
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+        return self._rule(self._embedding(hidden))
 
     def __call__(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probability of `targets` [n] and entropy [n], float32, from hidden states [n, hidden]."""

@@ -336,7 +336,7 @@ def test_plan_counts_the_data_parallel_ranks(path):
     [
         ({"world_size": 6, "replicate": 4}, "6 devices cannot be divided by replicate 4"),
         ({"tensor_parallel": 4}, "tensor_parallel=4 does not divide num_key_value_heads=2"),
-        ({"context_parallel": 4}, "context_parallel=4 does not divide the 2 num_key_value_heads"),
+        ({"context_parallel": 4}, "context_parallel=4 does not divide num_key_value_heads=2 of this model"),
     ],
     ids=["devices", "tensor", "context"],
 )

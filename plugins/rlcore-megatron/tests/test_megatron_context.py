@@ -115,14 +115,14 @@ class Engine(nn.Module):
 def test_wrapped_attention_has_a_part_of_the_heads_and_gets_the_borders_of_all_samples(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from rlcore_megatron import MegatronConfig, context_parallel, model
+        from rlcore_megatron import MegatronConfig, model
 
     attention = SimpleNamespace(core_attention=Engine)
     inside = SimpleNamespace(self_attention=SimpleNamespace(submodules=attention))
     spec = SimpleNamespace(submodules=inside)
     monkeypatch.setattr(MegatronConfig, "uses_transformer_engine", lambda config, precision: True)
     monkeypatch.setattr(model, "get_gpt_layer_with_transformer_engine_spec", lambda **options: spec)
-    monkeypatch.setattr(context_parallel, "all_to_all", lambda group, states: states)
+    monkeypatch.setattr("rlcore.kits.backend.ulysses._exchange", lambda by_rank, group: by_rank)
     config = SimpleNamespace(num_attention_heads=8, num_query_groups=4, qk_layernorm=False, num_moe_experts=None)
     context = SimpleNamespace(size=lambda: 2, rank=lambda: 1)
     samples = model.Samples.of([5, 3], torch.device("cpu"))

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlcore.kits.backend.ulysses import heads_to_tokens, tokens_to_heads
 from rlcore.models.attention import Packing, packed_attention, refuse_unknown, window_of_mask
-from rlcore_fsdp.context_parallel import heads_to_tokens, tokens_to_heads
 
 NAME = "rlcore_fsdp"
 _HALF = (torch.bfloat16, torch.float16)
@@ -74,7 +74,7 @@ def attention(
     refuse_unknown(module, attention_mask, options)
     window = attention_mask if sliding_window is None else sliding_window
     if packing.context is not None:
-        query, key, value = (tokens_to_heads(states, packing.context) for states in (query, key, value))
+        query, key, value = (_exchanged(states, packing.context) for states in (query, key, value))
     if query.is_cuda and softcap is None and fits_kernel(query, value):
         out = _flash(query, key, value, packing, scaling, window)
     else:
@@ -89,13 +89,18 @@ def attention(
             sliding_window=window,
             softcap=softcap,
         )
-    return (out if packing.context is None else heads_to_tokens(out, packing.context)), None
+    return (out if packing.context is None else heads_to_tokens(out[0], packing.context)[None]), None
 
 
 def fits_kernel(query: Tensor, value: Tensor) -> bool:
     """Return whether the flash kernel supports this type and head size; in multi-head latent attention sizes differ."""
     size = query.shape[-1]
     return query.dtype in _HALF and size == value.shape[-1] and size % 8 == 0 and size <= _LARGEST_HEAD
+
+
+def _exchanged(states: Tensor, context: dist.ProcessGroup) -> Tensor:
+    """Exchange [1, H, t, D] of this rank's tokens for [1, h, T, D] of this rank's heads."""
+    return tokens_to_heads(states[0].transpose(0, 1), context).transpose(0, 1)[None]
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None, window: int | None) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlcore.errors import ConfigError
+from rlcore.kits.backend.grid import check_devices, need_process_group
 from rlcore.protocols.backend import BackendContext
 from rlcore.types import Mesh
 from rlcore_fsdp.config import FSDPConfig
@@ -47,7 +47,7 @@ def make_grid(config: FSDPConfig, context: BackendContext) -> Grid:
     kind = context.device.partition(":")[0]
     if kind == "cuda":
         torch.cuda.set_device(context.device)  # otherwise the mesh guesses the device and warns
-    _need_process_group(world, kind)
+    need_process_group(context)
     sizes = {"replicate": config.replicate, "fsdp": world // config.replicate // config.tensor_parallel}
     if config.tensor_parallel > 1:
         sizes["tensor"] = config.tensor_parallel
@@ -76,38 +76,12 @@ def data_parallel_size(config: FSDPConfig, world: int) -> int:
     Raises:
         ConfigError: the number of devices does not match the sizes of the axes.
     """
-    inner = config.context_parallel * config.tensor_parallel
-    if world % (config.replicate * inner):
-        raise _does_not_fit(config, world)
-    return world // inner
+    axes = ("replicate", "context_parallel", "tensor_parallel")
+    check_devices(world, {name: getattr(config, name) for name in axes})
+    return world // (config.context_parallel * config.tensor_parallel)
 
 
 def _context_group(kind: str, world: int, size: int) -> dist.ProcessGroup | None:
     if size == 1:
         return None
     return init_device_mesh(kind, (world // size, size), mesh_dim_names=("outer", "context")).get_group("context")
-
-
-def _need_process_group(world_size: int, kind: str) -> None:
-    """Check the process group that the host has initialised, or create one for a single rank."""
-    if not dist.is_initialized():
-        assert world_size == 1, f"torch.distributed is not initialised on one of {world_size} ranks"
-        backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    assert dist.get_world_size() == world_size, f"a process group of {dist.get_world_size()} for {world_size} ranks"
-
-
-def _does_not_fit(config: FSDPConfig, world: int) -> ConfigError:
-    set_above_1 = {
-        name: getattr(config, name)
-        for name in ("replicate", "context_parallel", "tensor_parallel")
-        if getattr(config, name) > 1
-    }
-    product = config.replicate * config.context_parallel * config.tensor_parallel
-    what = " · ".join(f"{name} {size}" for name, size in set_above_1.items())
-    fits = ", ".join(str(product * factor) for factor in range(1, 5))
-    divisors = ", ".join(str(size) for size in range(1, world + 1) if world % size == 0)
-    return ConfigError(
-        f"{world} devices cannot be divided by {what} = {product}\n"
-        f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.{next(iter(set_above_1))}=1"
-    )

@@ -25,16 +25,19 @@ from torch.distributed.fsdp import (
 )
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.grid import check_divides
+from rlcore.kits.backend.head import token_statistics
+from rlcore.kits.backend.ulysses import join, own_places
 from rlcore.models.attention import ADVICE, check_kind
 from rlcore.models.comparison import check_attention
+from rlcore.models.head import LogitRule
 from rlcore.models.load import check_directory, check_positions, check_same_files, read_config
 from rlcore.models.weights import check_finite
 from rlcore.protocols.backend import BackendContext, ModelConfig
-from rlcore_fsdp import attention, context_parallel, lora, tensor_parallel
+from rlcore_fsdp import attention, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import HEAD_FILE, VALUE_HEAD
 from rlcore_fsdp.config import FSDPConfig
-from rlcore_fsdp.head import LogitRule, token_statistics
 from rlcore_fsdp.load import Conversion, load_shards, local_part, own_part, persistent_buffers
 from rlcore_fsdp.mesh import Grid
 
@@ -75,16 +78,13 @@ class PackedModel(nn.Module):
         because all ranks of a mesh must run the same number of all-gathers and reductions.
         """
         hidden = self.hidden(layout.share(input_ids), layout)
-        mine = ((before >= layout.start) & (before < layout.start + layout.num_tokens)).nonzero().squeeze(1)
-        places = before[mine] - layout.start
-        if not len(mine):
-            found = self.head(hidden[:1], layout.share(input_ids)[:1], temperature)
-            outputs = found.new_zeros(len(found), len(targets))
+        mine, places = own_places(before, layout.context, layout.num_tokens)
+        if len(mine):
+            outputs = found = self.head(hidden.index_select(0, places), targets[mine], temperature)
         else:
-            found = self.head(hidden.index_select(0, places), targets[mine], temperature)
-            whole = found.new_zeros(len(found), len(targets))
-            outputs = found if len(mine) == len(targets) else whole.index_copy(1, mine, found)
-        return context_parallel.sum_parts(outputs, layout.context), found.sum() * 0.0
+            found = self.head(hidden[:1], layout.share(input_ids)[:1], temperature)
+            outputs = found.new_zeros(len(found), 0)
+        return join(outputs, mine, len(targets), layout.context), found.sum() * 0.0
 
     def hidden(self, input_ids: Tensor, layout: Layout) -> Tensor:
         """Return the hidden states [t, D] after the last norm."""
@@ -169,7 +169,8 @@ def check_fits(hf_config: Any, config: FSDPConfig, path: str) -> None:
     """
     check_positions(hf_config, path)
     check_kind(hf_config)
-    context_parallel.check_heads(hf_config.get_text_config(), config.context_parallel)
+    heads = tensor_parallel.heads_of(hf_config.get_text_config())
+    check_divides("context_parallel", config.context_parallel, heads)
     if config.tensor_parallel > 1:
         tensor_parallel.plan_of(hf_config)
         tensor_parallel.check_sizes(hf_config.get_text_config(), config.tensor_parallel)
@@ -265,9 +266,8 @@ def _shard(packed: PackedModel, layers: list[nn.Module], model: ModelConfig, con
 def _token_statistics(
     head: Any, hidden: Tensor, targets: Tensor, temperature: float, rule: LogitRule
 ) -> tuple[Tensor, Tensor]:
-    return token_statistics(
-        hidden, head.weight, getattr(head, "bias", None), targets, temperature=temperature, rule=rule
-    )
+    bias = getattr(head, "bias", None)
+    return token_statistics(hidden, head.weight, targets, temperature=temperature, bias=bias, rule=rule)
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from rlcore.errors import ConfigError, ModelError
+from rlcore.errors import ModelError
+from rlcore.kits.backend.grid import check_divides
 from rlcore_fsdp import lora
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -62,18 +63,14 @@ def check_sizes(config: Any, size: int) -> None:
     Raises:
         ConfigError: it does not; the message lists the sizes that do.
     """
-    sizes = {
-        name: getattr(config, name)
-        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-        if getattr(config, name, None)
-    }
-    for name, value in sizes.items():
-        if value % size:
-            fits = [n for n in range(1, 129) if all(other % n == 0 for other in sizes.values())]
-            raise ConfigError(
-                f"tensor_parallel={size} does not divide {name}={value} of this model\n"
-                f"Type  backend.tensor_parallel=N  with N one of {', '.join(map(str, fits))}"
-            )
+    mlp = getattr(config, "intermediate_size", None)
+    check_divides("tensor_parallel", size, heads_of(config) | ({"intermediate_size": mlp} if mlp else {}))
+
+
+def heads_of(config: Any) -> dict[str, int]:
+    """Return name -> number of heads in a text configuration."""
+    names = ("num_attention_heads", "num_key_value_heads")
+    return {name: heads for name in names if (heads := getattr(config, name, None))}
 
 
 def plan_of(config: Any) -> dict[str, str]:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core.tensor_parallel.mappings import all_to_all
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
+
+from rlcore.kits.backend.ulysses import heads_to_tokens, tokens_to_heads
 
 
 def shared_attention(
@@ -34,19 +35,3 @@ def shared_attention(
 
     module.forward = forward
     return module
-
-
-def tokens_to_heads(states: Tensor, context: dist.ProcessGroup) -> Tensor:
-    """Exchange [t, H, D] of this rank's tokens for [T, h, D] of this rank's heads."""
-    tokens, heads, width = states.shape
-    size = context.size()
-    by_rank = states.reshape(tokens, size, heads // size, width).transpose(0, 1)  # by receiving rank
-    got: Tensor = all_to_all(context, by_rank)
-    return got.flatten(0, 1)
-
-
-def heads_to_tokens(out: Tensor, context: dist.ProcessGroup) -> Tensor:
-    """Exchange [T, h·D] of this rank's heads for [t, H·D] of this rank's tokens."""
-    by_rank = out.view(context.size(), -1, *out.shape[1:])
-    got: Tensor = all_to_all(context, by_rank)  # [R, t, h·D], by sending rank
-    return got.transpose(0, 1).flatten(1)

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.head import Part, token_statistics
+from rlcore.kits.backend.ulysses import join, own_places
 from rlcore.models.load import check_directory, check_same_files, read_config
 from rlcore.models.update import WeightUpdate, blend
 from rlcore.models.weights import check_finite, check_names, weight_files
@@ -27,7 +28,6 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family, beyond_last_layer, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles
 from rlcore_megatron.grid import make_grid
-from rlcore_megatron.head import token_statistics
 from rlcore_megatron.layout import VALUE_HEAD, Slice
 from rlcore_megatron.memory import HostCopy
 from rlcore_megatron.model import Samples, build
@@ -126,25 +126,15 @@ class Engine:
             hidden: [t, D] of this rank's tokens.
             before: [n] the position before each target in the micro-batch.
         """
-        places = before - self.grid.context.rank() * len(hidden)
-        mine = ((places >= 0) & (places < len(hidden))).nonzero().squeeze(1)
-        states, weight = hidden.index_select(0, places[mine]), self._model.head_weight()
+        context = self.grid.context if self.grid.context.size() > 1 else None
+        mine, places = own_places(before, context, len(hidden))
+        states, weight = hidden.index_select(0, places), self._model.head_weight()
         if self._model.is_critic:
             found = nn.functional.linear(states.float(), weight).t()
         else:
-            found = torch.stack(
-                token_statistics(
-                    states,
-                    weight,
-                    targets[mine],
-                    temperature=temperature,
-                    vocabulary=self._model.vocabulary,
-                    group=self.grid.tensor,
-                )
-            )
-        parts = found.new_zeros(len(found), len(before)).index_copy(1, mine, found)
-        summed: Tensor = reduce_from_tensor_model_parallel_region(parts, self.grid.context)
-        return summed
+            part = Part(self.grid.tensor, self._model.vocabulary)
+            found = torch.stack(token_statistics(states, weight, targets[mine], temperature=temperature, part=part))
+        return join(found, mine, len(before), context)
 
     def step(self, lr: float) -> float | None:
         """Run an optimiser step and return the gradient norm, or None if it is not finite and the step was skipped."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from rlcore.errors import ConfigError
+from rlcore.kits.backend import grid
 from rlcore.models.load import check_directory, read_config
 from rlcore.protocols.backend import ModelConfig
 from rlcore.registry.versions import check_versions
@@ -71,15 +71,7 @@ def check_sizes(config: MegatronConfig, world_size: int) -> None:
         ConfigError: they do not; the message lists numbers that fit.
     """
     sizes = {name: getattr(config, name) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel")}
-    inner = prod(sizes.values())
-    if world_size % inner:
-        above_1 = [name for name, size in sizes.items() if size > 1]
-        fits = ", ".join(str(inner * factor) for factor in range(1, 5))
-        divisors = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
-        raise ConfigError(
-            f"{world_size} devices cannot be divided by {' · '.join(f'{name} {sizes[name]}' for name in above_1)} = {inner}\n"
-            f"Give the pool {fits}, … devices, or a product of {divisors}:  backend.{above_1[0]}=1"
-        )
+    grid.check_devices(world_size, sizes)
     if (world_size // config.pipeline_parallel) % config.expert_parallel:
         stage = world_size // config.pipeline_parallel
         divisors = ", ".join(str(size) for size in range(1, stage + 1) if stage % size == 0)
@@ -100,9 +92,9 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
         "num_key_value_heads": hf_config.num_key_value_heads,
         "intermediate_size": hf_config.intermediate_size,
     }
-    _divides("tensor_parallel", config.tensor_parallel, sizes)
+    grid.check_divides("tensor_parallel", config.tensor_parallel, sizes)
     each = {name: sizes[name] // config.tensor_parallel for name in ("num_attention_heads", "num_key_value_heads")}
-    _divides("context_parallel", config.context_parallel, each, "of a tensor-parallel device")
+    grid.check_divides("context_parallel", config.context_parallel, each, "of a tensor-parallel device")
     stages = config.pipeline_parallel * config.virtual_stages
     layers = hf_config.num_hidden_layers
     given = {"first_stage_layers": config.first_stage_layers, "last_stage_layers": config.last_stage_layers}
@@ -116,7 +108,7 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
             f"Type  backend.pipeline_parallel=N backend.virtual_stages=M  with a product of {fits}"
         )
     else:
-        _divides("pipeline_parallel", stages, {"num_hidden_layers": layers})
+        grid.check_divides("pipeline_parallel", stages, {"num_hidden_layers": layers})
     experts = getattr(hf_config, "num_experts", None)
     if config.expert_parallel > 1 and not experts:
         raise ConfigError(
@@ -124,7 +116,7 @@ def check_divides(hf_config: Any, config: MegatronConfig) -> None:
             "Type  backend.expert_parallel=1"
         )
     if experts:
-        _divides("expert_parallel", config.expert_parallel, {"num_experts": experts})
+        grid.check_divides("expert_parallel", config.expert_parallel, {"num_experts": experts})
         if config.tensor_parallel > 1 and not (config.sequence_parallel and config.expert_parallel > 1):
             raise ConfigError(
                 f"tensor_parallel={config.tensor_parallel} of a mixture needs sequence_parallel=true and expert_parallel above 1\n"
@@ -154,13 +146,3 @@ def _check_ends(ends: dict[str, int], layers: int, others: int) -> None:
             f"{what}: the other stages ({others}) cannot split the rest of num_hidden_layers={layers} equally\n"
             f"Type  {advice}"
         )
-
-
-def _divides(what: str, size: int, sizes: dict[str, int], where: str = "of this model") -> None:
-    for name, value in sizes.items():
-        if value % size:
-            fits = [n for n in range(1, value + 1) if all(other % n == 0 for other in sizes.values())]
-            raise ConfigError(
-                f"{what}={size} does not divide {name}={value} {where}\n"
-                f"Type  backend.{what}=N  with N one of {', '.join(map(str, fits))}"
-            )

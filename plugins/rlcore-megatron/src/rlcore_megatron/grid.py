@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from rlcore.errors import ConfigError
+from rlcore.kits.backend.grid import need_process_group
 from rlcore.protocols.backend import BackendContext
 from rlcore.types import Mesh
 from rlcore_megatron.config import MegatronConfig
@@ -45,7 +46,7 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
         ConfigError: the number of devices does not fit, or another model of this process has another grid.
     """
     check_sizes(config, context.world_size)
-    _need_process_group(context)
+    need_process_group(context)
     sizes = (config.tensor_parallel, config.pipeline_parallel, config.context_parallel, config.expert_parallel)
     virtual = config.virtual_stages if config.virtual_stages > 1 else None
     if not parallel_state.model_parallel_is_initialized():
@@ -91,13 +92,3 @@ def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
         expert=parallel_state.get_expert_model_parallel_group(),
         expert_data=parallel_state.get_expert_data_parallel_group(),
     )
-
-
-def _need_process_group(context: BackendContext) -> None:
-    """Check the process group that the host has initialised, or create one for a single rank."""
-    if not dist.is_initialized():
-        assert context.world_size == 1, f"torch.distributed is not initialised on one of {context.world_size} ranks"
-        backend = "gloo" if context.device == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    found = dist.get_world_size()
-    assert found == context.world_size, f"a process group of {found} for {context.world_size} ranks"

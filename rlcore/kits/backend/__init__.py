@@ -1,0 +1,1 @@
+"""Shared parts of backends; `base.PackedBackend` is where a new one starts."""
