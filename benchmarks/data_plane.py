@@ -23,6 +23,7 @@ from rlcore import Batch
 from rlcore.controller.group import spawn
 from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig
+from rlcore.controller.record import Record
 from rlcore.controller.runtime import RuntimeConfig
 
 ROWS, TOKENS = 512, 8192
@@ -132,14 +133,12 @@ def _controller_bytes(group: Echo) -> None:
             rows={"reward": torch.zeros(rows), "group_id": list(range(rows))},
         )
         samples = group.echo(prompts.select("input_ids"))  # as if the worker had generated them
-        runtime = group.runtime
-        runtime.traffic.take()
-        samples |= group.log_probs(samples)
+        record = Record()
+        measured = group.recording(record)
+        samples |= measured.log_probs(samples)
         samples = samples.balance(1)
-        group.log_probs(samples)
-        _say(
-            f"controller bytes of two calls, responses of {length}", f"{runtime.traffic.take().num_bytes:,}", "constant"
-        )
+        measured.log_probs(samples)
+        _say(f"controller bytes of two calls, responses of {length}", f"{record.num_bytes:,}", "constant")
 
 
 def _median(call: Callable[[], object], times: int) -> float:

@@ -43,7 +43,7 @@ def _measure(name: str, overrides: list[str], steps: int, repeats: int) -> None:
     run = launch(*plan_run([*fixed, f"run.name=b{time.time_ns()}", *overrides]))
     kept = _keep_samples(run)
     try:
-        found = [step(run) for _ in range(steps + 1)][1:]
+        found = [step(run, run.next_step()) for _ in range(steps + 1)][1:]
         samples = kept[0].select(*COLUMNS).local()
         print(f"\n{name}, runtime={run.config.runtime.name}, {samples.num_tokens:,} tokens per step")
         _phases(found)

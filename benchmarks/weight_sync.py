@@ -65,7 +65,7 @@ def of_a_run(engine, overrides):
     fixed = ["preset=quickstart", f"rollout={engine}", "trackers=[]", "trainer.steps=1000", "eval.every_steps=0"]
     run = launch(*plan_run([*fixed, "trainer.prompts_per_step=4", f"run.name=b{time.time_ns()}", *overrides]))
     try:
-        found = [step(run) for _ in range(3)][1:]
+        found = [step(run, run.next_step()) for _ in range(3)][1:]
         shares = [metrics["time_s/weight sync"] / metrics["perf/step_s"] for metrics in found]
         return best(lambda: run.roles.sync(version=9)), min(shares)
     finally:

@@ -17,6 +17,7 @@ from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import ColumnError, ConfigError, RlcoreError
 from rlcore.trainer.roles import Roles
+from rlcore.trainer.step import Step
 from rlcore.types import Mean, Sampling, TokenOutputs
 from rlcore.workers.critic import CriticWorker
 from rlcore.workers.policy import ReferenceWorker
@@ -73,7 +74,7 @@ class FakeRoles:
     """Fake roles with two one-token prompts and two responses each, of 1, 2, 3 and 1 tokens."""
 
     def __init__(self, algorithm, rewards=(0.0, 1.0, 0.5, 0.5), dp_size=1):
-        self.log = []
+        self.log, self.metrics = [], {}
         self.rewards = torch.tensor(rewards)
         for role in algorithm.roles():
             if role.name != "rollout":
@@ -95,6 +96,9 @@ class FakeRoles:
     def score(self, samples):
         self.log.append("score")
         return samples.with_rows(reward=self.rewards[samples["sample_id"]])
+
+    def note(self, name, mean):
+        self.metrics[name] = mean
 
 
 def collect(algorithm, **options):
@@ -248,10 +252,8 @@ def test_groups_without_variance_are_counted_and_optionally_skipped(skip, kept):
     algorithm = grpo(skip_zero_variance_groups=skip)
     roles, experience = collect(algorithm)
 
-    metrics = algorithm.update(roles, experience)
-
     assert sorted(experience["sample_id"].tolist()) == kept
-    assert metrics["experience/zero_variance_rows"].value == 2
+    assert roles.metrics["experience/zero_variance_rows"].value == 2
 
 
 def test_update_without_samples_makes_no_step():
@@ -453,6 +455,9 @@ def test_settings_that_cannot_work_are_refused_by_key(settings, key):
 class ScoringGroup:
     """Fake reward role with fixed outcomes: a score, a time-out, a score, a skip."""
 
+    def recording(self, *_):
+        return self
+
     def score(self, samples):
         failure, more = ("slow", "10 s", {}), (None, None, {"slow/steps": 4.0})
         return Batch.of(
@@ -469,9 +474,9 @@ class ScoringGroup:
 
 def scoring_roles(on_error, seen=None):
     groups = {"reward": ScoringGroup()}
-    note = (lambda batch: None) if seen is None else seen.append
+    note = None if seen is None else lambda step, batch: seen.append((step.number, batch))
     reward = RewardConfig(on_error=on_error)
-    return Roles(groups, sampling=Sampling(), samples_per_prompt=2, reward=reward, on_scored=note)
+    return Roles(groups, sampling=Sampling(), samples_per_prompt=2, reward=reward, on_scored=note, step=Step(number=3))
 
 
 def samples_to_score():
@@ -492,13 +497,13 @@ def test_samples_without_a_score_are_dropped_and_counted(on_error, kept, rewards
 
     assert samples["sample_id"].tolist() == kept
     assert samples["reward"].tolist() == rewards
-    assert [len(batch) for batch in seen] == [4]
-    metrics = {name: mean.value for name, mean in roles.take_metrics().items()}
+    assert [(number, len(batch)) for number, batch in seen] == [(3, 4)]
+    assert roles.step.scored is seen[0][1]
+    metrics = {name: mean.value for name, mean in roles.step.metrics.items()}
     assert metrics["reward/mean"] == sum(rewards) / len(rewards)
     assert (metrics["reward/slow"], metrics["reward/num_timeout"], metrics["reward/num_skip"]) == (4.0, 1, 1)
     assert metrics["reward/slow/steps"] == 4.0
     assert metrics["response_length/truncated"] == 0.25
-    assert roles.take_metrics() == {}
 
 
 def test_a_failed_reward_ends_the_run_by_default():
@@ -512,10 +517,10 @@ def test_access_to_a_role_that_was_not_requested_is_an_error_with_its_name():
 
 
 def test_a_group_of_another_worker_class_is_refused():
-    group = Group(ReferenceWorker, LocalRuntime(RuntimeConfig(name="local")), "teacher", "main", {})
-    roles = Roles({"teacher": group}, sampling=Sampling(), samples_per_prompt=2, reward=RewardConfig(), on_scored=print)
+    group = Group(ReferenceWorker, LocalRuntime(RuntimeConfig(name="local")), role="teacher", pool="main", meshes=[])
+    roles = Roles({"teacher": group}, sampling=Sampling(), samples_per_prompt=2, reward=RewardConfig())
 
-    assert roles.group("teacher", ReferenceWorker) is group
+    assert roles.group("teacher", ReferenceWorker).worker_class is ReferenceWorker
     with pytest.raises(TypeError, match=r"role 'teacher' has workers of ReferenceWorker, not CriticWorker"):
         roles.group("teacher", CriticWorker)
     with pytest.raises(AttributeError, match=r"no role 'techer'"):

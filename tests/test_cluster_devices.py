@@ -96,7 +96,7 @@ def test_sharing_planned_for_gpus_is_not_used_on_cpus(monkeypatch, setting, devi
     plan = SimpleNamespace(config=config, placement={"actor": "m", "rollout": "m"}, sharing=("actor",), rewards=())
     runtime = SimpleNamespace(start=lambda pools, env: None, device=lambda pool: device)
 
-    start_roles(plan, runtime, None, ["actor", "rollout"], print)
+    start_roles(plan, runtime, None, ["actor", "rollout"])
 
     assert len(left) == took
 

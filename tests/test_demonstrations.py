@@ -20,7 +20,7 @@ from rlcore.testing import FakeRoles
 from rlcore.trainer.describe import describe
 from rlcore.trainer.loop import _compare_log_probs
 from rlcore.trainer.plan import make_plan
-from rlcore.trainer.run import Run
+from rlcore.trainer.step import PromptSource, Step
 from rlcore.types import LossTerms
 from rlcore.workers.demonstrations import demonstrate
 
@@ -231,15 +231,15 @@ def test_no_prompts_have_no_demonstrations(assets):
 def test_further_prompts_come_from_the_data_in_order_and_are_noted_in_the_ledger():
     loader = PromptLoader(5, seed=1, shuffle=False)
     data = Batch.of(lengths=[1] * 5, tokens={"input_ids": [10, 11, 12, 13, 14]}, rows={"prompt_id": range(5)})
-    run = SimpleNamespace(loader=loader, prompts=data, positions=[])
+    source, step = PromptSource(loader=loader, prompts=data), Step(number=1)
 
-    first, more = Run.next_prompts(run, 2), Run.next_prompts(run, 3)
+    first, more = source.take(2, step), source.take(3, step)
 
     assert first["input_ids"].tolist() == [10, 11]
     assert more["input_ids"].tolist() == [12, 13, 14]
-    assert run.positions == [0, 1, 2, 3, 4]
-    loader.finish(run.positions)
-    loader.consume(run.positions)
+    assert step.positions == [0, 1, 2, 3, 4]
+    loader.finish(step.positions)
+    loader.consume(step.positions)
     assert loader.outstanding == []
 
 

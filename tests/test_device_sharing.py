@@ -9,6 +9,7 @@ from rlcore.cli.train import run as train
 from rlcore.controller.dispatch import dispatch
 from rlcore.controller.group import spawn
 from rlcore.controller.pool import PoolConfig
+from rlcore.controller.record import Record
 from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing.runs import metrics, small_run
@@ -64,10 +65,15 @@ def groups():
     runtime.shutdown()
 
 
+def shared(groups, record):
+    """Return the groups with calls that are noted in `record` and acquire the devices."""
+    sharing = DeviceSharing(groups[2], groups[:2])
+    return [group.recording(record, sharing.acquire) for group in groups]
+
+
 def test_one_side_frees_the_devices_before_the_other_takes_them(groups):
-    actor, critic, rollout = groups
-    noted = []
-    DeviceSharing(rollout, [actor, critic], lambda name, value: noted.append((name, value > 0)))
+    record = Record()
+    actor, critic, rollout = shared(groups, record)
 
     rollout.generate()
     actor.look()  # does not need the device
@@ -82,12 +88,27 @@ def test_one_side_frees_the_devices_before_the_other_takes_them(groups):
         "actor leaves", "critic leaves", "rollout wakes", "rollout generates", "rollout generates",
     ]  # fmt: skip
     names = ["before_to_training", "after_to_training", "before_to_rollout", "after_to_rollout"]
-    assert noted == [(f"memory_gb/{name}", True) for name in names]
+    assert list(record.metrics) == [f"memory_gb/{name}" for name in names]
+    assert all(mean.value > 0 for mean in record.metrics.values())
+
+
+def test_memory_is_noted_with_the_call_that_needs_the_devices(groups):
+    """What an evaluation notes is not part of the next step."""
+    evaluation, step = Record(), Record()
+    sharing = DeviceSharing(groups[2], groups[:2])
+    actor = groups[0].recording(evaluation, sharing.acquire)
+    rollout = groups[2].recording(step, sharing.acquire)
+
+    actor.learn()
+    rollout.generate()
+
+    assert {name.partition("_to_")[2] for name in evaluation.metrics} == {"training"}
+    assert {name.partition("_to_")[2] for name in step.metrics} == {"rollout"}
+    assert set(evaluation.busy_s) == {"rollout.sleep", "actor.reload", "critic.reload", "actor.learn"}
 
 
 def test_after_a_failed_switch_neither_side_has_the_devices(groups, monkeypatch):
-    actor, critic, rollout = groups
-    DeviceSharing(rollout, [actor, critic], lambda name, value: None)
+    actor = shared(groups, Record())[0]
 
     def fail(self):
         raise RuntimeError("no room")

@@ -6,6 +6,7 @@ import torch
 from rlcore.controller.group import spawn
 from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig, check_capacity
+from rlcore.controller.record import Record
 from rlcore.controller.runtime import RuntimeConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import CapacityError, ConfigError
@@ -135,9 +136,9 @@ def test_controller_bytes_do_not_grow_with_tokens(echo, runtime):
     def moved(tokens):
         wide = Batch.of(lengths=[tokens] * 4, tokens={"input_ids": torch.zeros(4 * tokens, dtype=torch.int64)})
         ref = echo.echo(wide)
-        runtime.traffic.take()
-        echo.double(ref)
-        return runtime.traffic.take().num_bytes
+        record = Record()
+        echo.recording(record).double(ref)
+        return record.num_bytes
 
     assert moved(16) == moved(4096)
 

@@ -45,10 +45,12 @@ def test_every_hook_has_one_typed_method_that_gives_its_plugin_every_argument(ho
     exec(f"def {hook}({names}): seen.update({', '.join(f'{it}={it}' for it in parameters)})", scope)
     method = getattr(Hooks([observer("Eyes", **{hook: scope[hook]})]), hook.removeprefix("rlcore_"))
 
-    method(**{name: ARGUMENTS[name] for name in parameters})
+    of_core = {"core": {}} if hook == "rlcore_collect_metrics" else {}
+
+    method(**{name: ARGUMENTS[name] for name in parameters}, **of_core)
 
     assert seen == {name: ARGUMENTS[name] for name in parameters}
-    assert list(inspect.signature(method).parameters) == parameters
+    assert list(inspect.signature(method).parameters) == [*parameters, *of_core]
     assert all(it.kind is it.KEYWORD_ONLY for it in inspect.signature(method).parameters.values())
 
 
@@ -108,7 +110,7 @@ def rlcore_collect_metrics(run): return {"seen": float(run)}
     plant(site, f"seeing-{len(target)}", {"hooks": {"eyes": target}}, code=modules)
     refresh()
 
-    assert Hooks(["eyes"]).collect_metrics(run=2, step=1) == {"seen": 2.0}
+    assert Hooks(["eyes"]).collect_metrics(run=2, step=1, core={}) == {"seen": 2.0}
 
 
 def test_an_installed_plugin_that_the_config_does_not_name_is_not_even_imported(site):
@@ -122,7 +124,7 @@ def test_no_plugins_means_no_results():
     hooks = Hooks()
 
     assert hooks.worker_env(config=None, role="actor", rank=0) == {}
-    assert hooks.collect_metrics(run=None, step=1) == {}
+    assert hooks.collect_metrics(run=None, step=1, core={}) == {}
     assert hooks.health_checks() == []
 
 
@@ -197,14 +199,14 @@ def test_metrics_of_two_plugins_are_joined():
     right = observer("Right", rlcore_collect_metrics=lambda step: {"b": float(step)})
     silent = observer("Silent", rlcore_collect_metrics=lambda: None)
 
-    assert Hooks([right, silent, left]).collect_metrics(run=None, step=4) == {"a": 1.0, "b": 4.0}
+    assert Hooks([right, silent, left]).collect_metrics(run=None, step=4, core={}) == {"a": 1.0, "b": 4.0}
 
 
 def test_one_metric_from_two_plugins_is_refused_with_both_names():
     plugins = [observer(name, rlcore_collect_metrics=lambda: {"a": 1.0}) for name in ("Left", "Right")]
 
     with pytest.raises(ConfigError, match=r"'a' comes from two plugins, Left \(1\.0\) and Right \(1\.0\)"):
-        Hooks(plugins).collect_metrics(run=None, step=1)
+        Hooks(plugins).collect_metrics(run=None, step=1, core={})
 
 
 def test_one_variable_from_two_plugins_is_fine_only_when_the_values_agree():
@@ -221,7 +223,7 @@ def test_one_variable_from_two_plugins_is_fine_only_when_the_values_agree():
 
 def test_metrics_that_are_no_mapping_are_refused_with_the_name_of_the_plugin():
     with pytest.raises(ConfigError, match=r"rlcore_collect_metrics of Bad returned 0\.5, which is not a mapping"):
-        Hooks([observer("Bad", rlcore_collect_metrics=lambda: 0.5)]).collect_metrics(run=None, step=1)
+        Hooks([observer("Bad", rlcore_collect_metrics=lambda: 0.5)]).collect_metrics(run=None, step=1, core={})
 
 
 def test_health_checks_of_all_plugins_come_as_one_list():

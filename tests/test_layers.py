@@ -53,7 +53,7 @@ BUDGETS = {
     "data": 1_180,
     "registry": 570,
     "hooks": 220,
-    "controller": 1_530,
+    "controller": 1_570,
     "config": 650,
     "models": 530,
     "rewards": 800,

@@ -49,16 +49,19 @@ def score(role, on_error, rewards, *, group_id, seen=None):
             RewardSpec(name=name, target=f"m:{name}", weight=weight, relative=how)
             for name, (weight, how) in rewards.items()
         ],
-        on_scored=seen.append,
+        on_scored=lambda step, batch: seen.append(batch),
     )
     rows = {"sample_id": [0, 1, 2, 3], "group_id": group_id, "prompt_id": group_id, "truncated": [False] * 4}
     scored = roles.score(Batch.of(lengths=[1] * 4, tokens={"input_ids": [5] * 4}, rows=rows))
-    seen.append(roles.take_metrics())
+    seen.append(roles.step.metrics)
     return scored["sample_id"].tolist(), scored["reward"].tolist()
 
 
 def test_large_scores_beside_small_ones_lose_nothing():
     class Nanoseconds:
+        def recording(self, *_):
+            return self
+
         def score(self, samples):
             parts = {"reward:right": [0.0, 1.0, 0.0, 1.0], "reward:fast": [1e9, 3e9, 2e9, 4e9]}
             none = {"reward_status": [0] * 4, "reward_has_note": [False] * 4, "reward_note": [None] * 4}
@@ -72,6 +75,9 @@ def test_large_scores_beside_small_ones_lose_nothing():
 
 class TwoRewards:
     """A reward role with two scores for each of four samples of two prompts; the third sample failed."""
+
+    def recording(self, *_):
+        return self
 
     def score(self, samples):
         return Batch.of(

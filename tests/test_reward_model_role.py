@@ -14,6 +14,7 @@ from rlcore.hooks import Hooks
 from rlcore.quickstart import Recipe, prepare
 from rlcore.testing.model import plain_model
 from rlcore.trainer.launch import launch
+from rlcore.trainer.step import Step
 from rlcore.workers.critic import with_score_token
 
 _RECIPE = Recipe(digits=3, warm_steps=20, warm_batch=32, train_prompts=64, eval_prompts=8)
@@ -57,7 +58,7 @@ def test_the_score_is_the_value_after_the_last_token(assets, reward_model, tmp_p
     assert [spec.name for spec in plan.rewards] == ["model"]
     run = launch(plan, Hooks([]))
     try:
-        samples = run.roles.generate(run.next_prompts(4))
+        samples = run.roles.generate(run.source.take(4, Step(number=1)))
         scored = run.roles.compute_rewards(samples).local()
     finally:
         run.close({})

@@ -70,7 +70,6 @@ class Epochs:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.num_updates = 0
-        self._metrics: Metrics = {}
 
     @property
     def on_policy(self) -> bool:
@@ -83,7 +82,7 @@ class Epochs:
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Update the trained roles in epochs × mini-batches; send all calls before waiting for any result."""
-        metrics, self._metrics = [self._metrics], {}
+        metrics: list[Metrics] = []
         sample_id, tokens = experience.fetch("sample_id", "num_loss_tokens")
         trained = [name for name in ("actor", "critic") if name in self.reads()]
         pending = []
@@ -95,10 +94,6 @@ class Epochs:
             metrics.append({f"{name}/{metric}": mean for metric, mean in future.result().items()})
         metrics.append({"actor/updates": Mean(float(len(pending) // max(1, len(trained))))})
         return merge_metrics(metrics)
-
-    def note(self, name: str, value: Mean) -> None:
-        """Record a metric during `collect`; the next `update` returns it."""
-        self._metrics[name] = value
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_updates": self.num_updates}
@@ -185,10 +180,10 @@ class PolicyGradient(Epochs):
         )
         return loss.terms, {"clip_fraction": loss.clipped, "kl_to_old": loss.kl}
 
-    def observe_kl(self, kl: Tensor) -> None:
+    def observe_kl(self, roles: Roles, kl: Tensor) -> None:
         """Adapt the coefficient to the KL of each response, [B]; called once per step, after the penalty."""
-        self.note("kl/per_response", Mean(float(kl.sum()), float(len(kl))))
-        self.note("kl/coefficient", Mean(self.kl.coefficient))
+        roles.note("kl/per_response", Mean(float(kl.sum()), float(len(kl))))
+        roles.note("kl/coefficient", Mean(self.kl.coefficient))
         self.kl.observe(float(kl.mean()), len(kl))
 
     def advantages(self, batch: Batch) -> Tensor:

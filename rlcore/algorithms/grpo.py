@@ -58,8 +58,8 @@ class GRPO(PolicyGradient):
         kl = self._kl(roles, samples) if self.kl_in_reward else torch.zeros_like(reward)
         samples = self.with_advantages(roles, samples, reward - self.kl.coefficient * kl)
         if self.kl_in_reward:
-            self.observe_kl(kl)
-        self.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
+            self.observe_kl(roles, kl)
+        roles.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
         if self.config.skip_zero_variance_groups:
             samples = samples.take(np.flatnonzero(varied.numpy()))
         return samples

@@ -88,7 +88,7 @@ class PPO(PolicyGradient):
             kl_estimator=self.config.kl.estimator,
         )
         if self.kl_in_reward:
-            self.observe_kl(estimated.fetch("kl"))
+            self.observe_kl(roles, estimated.fetch("kl"))
         samples |= estimated.select("rewards", "advantages", "returns")
         return samples.with_rows(**self._whitening(estimated, samples))
 

@@ -89,7 +89,7 @@ def _run(
     start = time.perf_counter()
     try:
         names = [name for name in plan.workers if name in ("rollout", "reward", "reward_model")]
-        roles = start_roles(plan, runtime, hooks, names, lambda batch: None)
+        roles = start_roles(plan, runtime, hooks, names)
         metrics, scored = evaluate(roles, held_out(plan.prompts, config), config.eval)
         if samples is not None:
             _write(samples, roles, scored)

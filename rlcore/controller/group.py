@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from rlcore.controller.dispatch import DispatchedMethod
 from rlcore.controller.future import Future
+from rlcore.controller.record import Record
 from rlcore.controller.ref import BatchRef
 from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
@@ -27,17 +31,31 @@ from rlcore.types import Mesh
 W = TypeVar("W")
 
 
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What `@dispatch` declared for a method."""
+
+    mode: Dispatch
+    signature: inspect.Signature
+    reads: Sequence[str] | None
+    on_device: bool
+    doc: str | None
+
+
+@cache
+def _declared(method: DispatchedMethod[..., Any]) -> _Declared:
+    mode: Dispatch = resolve("dispatch", method.mode).object()
+    return _Declared(mode, inspect.signature(method.function), method.reads, method.on_device, method.__doc__)
+
+
 class GroupMethod:
     """One dispatched method of a group."""
 
     def __init__(self, group: Group, name: str, method: DispatchedMethod[..., Any]) -> None:
         self._group = group
         self._name = name
-        self._mode: Dispatch = resolve("dispatch", method.mode).object()
-        self._signature = inspect.signature(method.function)
-        self._reads = method.reads
-        self._on_device = method.on_device
-        self.__doc__ = method.__doc__
+        self._method = _declared(method)
+        self.__doc__ = self._method.doc
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(*args, **kwargs).result()
@@ -45,20 +63,21 @@ class GroupMethod:
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start the call on every rank that the dispatch mode selects, and return at once."""
         if "rank" not in kwargs:
-            self._signature.bind(None, *args, **kwargs)
+            self._method.signature.bind(None, *args, **kwargs)
         group = self._group
-        if self._on_device and group.before_call is not None:
+        if self._method.on_device and group.before_call is not None:
             group.before_call(group)
         ready = Call(
             tuple(self._depart(value) for value in args), {name: self._depart(value) for name, value in kwargs.items()}
         )
-        calls = self._mode.split(ready, group.meshes)
-        group.runtime.traffic.num_bytes += sum(_num_bytes(call) for call in calls if call is not None)
-        handles = {
-            rank: group.runtime.submit(group.pool, rank, "call", group.role, self._name, call)
-            for rank, call in enumerate(calls)
-            if call is not None
-        }
+        calls = self._method.mode.split(ready, group.meshes)
+        group.record.num_bytes += sum(_num_bytes(call) for call in calls if call is not None)
+        with group.record.blocked() if group.runtime.inline else nullcontext():
+            handles = {
+                rank: group.runtime.submit(group.pool, rank, "call", group.role, self._name, call)
+                for rank, call in enumerate(calls)
+                if call is not None
+            }
         return Future(lambda: self._collect(handles))
 
     def _depart(self, value: Any) -> Any:
@@ -68,26 +87,25 @@ class GroupMethod:
             value = BatchRef.publish(value, runtime.store)
         if not isinstance(value, BatchRef):
             return value
-        reads = self._group.reads.get(self._name, self._reads)
+        reads = self._group.reads.get(self._name, self._method.reads)
         return value if reads is None else value.select(*reads)
 
     def _collect(self, handles: Mapping[int, Any]) -> Any:
-        group = self._group
+        group, record = self._group, self._group.record
         what = f"{group.role}.{self._name}"
-        if group.runtime.traffic.on_call:
-            group.runtime.traffic.on_call(what)
-        replies = group.runtime.wait(list(handles.values()), what, group.runtime.config.call_timeout_s)
-        busy = group.runtime.traffic.busy_s
-        busy[what] = busy.get(what, 0.0) + max(reply.seconds for reply in replies)
+        if record.on_wait:
+            record.on_wait(what)
+        with record.blocked():
+            replies = group.runtime.wait(list(handles.values()), what, group.runtime.config.call_timeout_s)
+        record.spent(what, max(reply.seconds for reply in replies))
         by_rank = dict(zip(handles, (self._arrive(reply.value) for reply in replies)))
-        return self._mode.collect([by_rank.get(rank) for rank in range(len(group.meshes))], group.meshes)
+        return self._method.mode.collect([by_rank.get(rank) for rank in range(len(group.meshes))], group.meshes)
 
     def _arrive(self, value: Any) -> Any:
         if not isinstance(value, BatchRef):
             return value
-        runtime = self._group.runtime
-        runtime.traffic.num_bytes += value.num_bytes
-        return BatchRef(value.row_lengths, value.near, value.far, runtime.store)
+        self._group.record.num_bytes += value.num_bytes
+        return BatchRef(value.row_lengths, value.near, value.far, self._group.runtime.store)
 
 
 def _num_bytes(call: Call) -> int:
@@ -99,17 +117,45 @@ class Group:
     """All workers of one role."""
 
     def __init__(
-        self, worker_class: type, runtime: Runtime, role: str, pool: str, reads: Mapping[str, Sequence[str]]
+        self,
+        worker_class: type,
+        runtime: Runtime,
+        *,
+        role: str,
+        pool: str,
+        meshes: Sequence[Mesh],
+        reads: Mapping[str, Sequence[str]] = {},
+        record: Record | None = None,
+        before_call: Callable[[Group], None] | None = None,
     ) -> None:
+        """Create a handle on workers that exist.
+
+        Args:
+            reads: method -> columns that are sent to it, instead of those of its `@dispatch`.
+            record: where calls note what they took and moved.
+            before_call: called before each call that needs the device.
+        """
         self.worker_class = worker_class
         self.runtime = runtime
         self.role = role
         self.pool = pool
+        self.meshes = meshes
         self.reads = reads
-        """Method -> columns that are sent to it, instead of those of its `@dispatch`."""
-        self.before_call: Callable[[Group], None] | None = None
-        """Called before each call that needs the device."""
-        self.meshes: list[Mesh] = []
+        self.record = record or Record()
+        self.before_call = before_call
+
+    def recording(self, record: Record, before_call: Callable[[Group], None] | None = None) -> Group:
+        """Return a handle on the same workers whose calls are noted in `record`."""
+        return Group(
+            self.worker_class,
+            self.runtime,
+            role=self.role,
+            pool=self.pool,
+            meshes=self.meshes,
+            reads=self.reads,
+            record=record,
+            before_call=before_call,
+        )
 
     @property
     def dp_size(self) -> int:
@@ -154,10 +200,9 @@ def spawn(
         reads: method -> columns that are sent to it.
     """
     spec = spec or resolve("worker", worker_class).spec
-    group = Group(worker_class, runtime, role, pool, reads or {})
     handles = [
         runtime.submit(pool, rank, "create", role, spec, dict(options or {})) for rank in range(runtime.pool_size(pool))
     ]
     replies = runtime.wait(handles, f"{role}.__init__", runtime.config.start_timeout_s, "start_timeout_s")
-    group.meshes = [reply.value for reply in replies]
-    return cast(W, group)
+    meshes: list[Mesh] = [reply.value for reply in replies]
+    return cast(W, Group(worker_class, runtime, role=role, pool=pool, meshes=meshes, reads=reads or {}))

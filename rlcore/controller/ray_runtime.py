@@ -31,7 +31,7 @@ from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.network import use_interface_of
 from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
-from rlcore.controller.runtime import RuntimeConfig, Traffic, check_machine, resolve_device
+from rlcore.controller.runtime import RuntimeConfig, check_machine, resolve_device
 from rlcore.data.wire import pack, unpack
 from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, HostDied, InfrastructureError
 
@@ -85,10 +85,11 @@ class _RayHost:
 class RayRuntime:
     """Runs hosts as Ray actors, with one placement group per pool."""
 
+    inline = False
+
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         self.store: Store = RayStore()
-        self.traffic = Traffic()
         self._actors: dict[str, list[Any]] = {}
         self._devices: dict[str, Literal["cpu", "cuda"]] = {}
         self._groups: list[PlacementGroup] = []

@@ -6,8 +6,8 @@ Both have the same interface and give bitwise equal results on one device. Every
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -41,31 +41,13 @@ class RuntimeConfig:
         require(self.call_timeout_s > 0, "call_timeout_s", "more than 0", self.call_timeout_s, 1800.0)
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Traffic through the controller since the last `take`."""
-
-    num_bytes: int = 0
-    """Bytes of batches in the messages of all ranks: lengths, row columns, row orders and references."""
-    busy_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that the slowest rank spent, by "role.method"."""
-    on_call: Callable[[str], None] | None = None
-    """Called with "role.method" when the controller begins to wait for it."""
-
-    def take(self) -> Traffic:
-        """Return the counts and reset them."""
-        taken = Traffic(self.num_bytes, dict(self.busy_s))
-        self.num_bytes = 0
-        self.busy_s.clear()
-        return taken
-
-
 class Runtime(Protocol):
     """Interface of the runtimes."""
 
     store: Store
-    traffic: Traffic
     config: RuntimeConfig
+    inline: bool
+    """True if `submit` runs the action before it returns."""
 
     def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
         """Start the hosts of all pools; `env[pool][rank]` is set before a host imports anything."""
@@ -111,10 +93,11 @@ class LocalStore:
 class LocalRuntime:
     """Runs every host in this process, for debugging and without Ray; a call runs when it is submitted."""
 
+    inline = True
+
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         self.store: Store = LocalStore()
-        self.traffic = Traffic()
         self._hosts: dict[str, list[Host]] = {}
 
     def start(self, pools: Mapping[str, PoolConfig], env: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
@@ -203,7 +186,6 @@ __all__ = [
     "LocalRuntime",
     "Runtime",
     "RuntimeConfig",
-    "Traffic",
     "cluster_decides",
     "resolve_device",
 ]

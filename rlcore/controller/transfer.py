@@ -125,9 +125,6 @@ def _submit(group: Group, action: str, *args: Any) -> list[Any]:
 
 
 def _wait(group: Group, handles: Sequence[Any]) -> list[Any]:
-    """Return the results of the actions, and add the time of the slowest to that of the weight sync."""
+    """Return the results of the actions."""
     runtime = group.runtime
-    replies = runtime.wait(handles, "weight sync", runtime.config.call_timeout_s)
-    busy = runtime.traffic.busy_s
-    busy["weight sync"] = busy.get("weight sync", 0.0) + max(reply.seconds for reply in replies)
-    return [reply.value for reply in replies]
+    return [reply.value for reply in runtime.wait(handles, "weight sync", runtime.config.call_timeout_s)]

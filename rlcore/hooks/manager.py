@@ -34,8 +34,6 @@ class Hooks:
             ConfigError: a plugin has no hook, an unknown or unmarked function `rlcore_...`, or an unknown argument.
         """
         self._on_error = on_error
-        self.givers: dict[str, str] = {}
-        """Name -> plugin, for the entries of the last merge."""
         self._manager = pluggy.PluginManager("rlcore")
         self._manager.add_hookspecs(specs)
         for label, plugin in sorted(_labelled(plugins), key=lambda pair: pair[0], reverse=True):
@@ -45,7 +43,8 @@ class Hooks:
         self._call("rlcore_configure", config=config)
 
     def worker_env(self, *, config: Config, role: str, rank: int) -> dict[str, str]:
-        return self._merge("rlcore_worker_env", same_is_fine=True, config=config, role=role, rank=rank)
+        results = self._call("rlcore_worker_env", config=config, role=role, rank=rank)
+        return _merged("rlcore_worker_env", results, same_is_fine=True)
 
     def run_start(self, *, run: RunView) -> None:
         self._call("rlcore_run_start", run=run)
@@ -59,8 +58,18 @@ class Hooks:
     def step_end(self, *, run: RunView, step: int, metrics: Mapping[str, float]) -> None:
         self._call("rlcore_step_end", run=run, step=step, metrics=metrics)
 
-    def collect_metrics(self, *, run: RunView, step: int) -> dict[str, float]:
-        return self._merge("rlcore_collect_metrics", same_is_fine=False, run=run, step=step)
+    def collect_metrics(self, *, run: RunView, step: int, core: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of all plugins; none may overwrite a metric of the core or of another plugin."""
+        hook = "rlcore_collect_metrics"
+        results = self._call(hook, run=run, step=step)
+        merged: dict[str, float] = _merged(hook, results, same_is_fine=False)
+        for plugin, given in results:
+            for name in given.keys() & core.keys():
+                raise ConfigError(
+                    f"{hook} of {plugin}: '{name}' ({given[name]:g}) is a metric of rlcore itself ({core[name]:g})\n"
+                    f"Rename it in {plugin}, or remove {plugin} from plugins.hooks."
+                )
+        return merged
 
     def weights_synced(self, *, run: RunView, version: int, seconds: float) -> None:
         self._call("rlcore_weights_synced", run=run, version=version, seconds=seconds)
@@ -104,23 +113,6 @@ class Hooks:
             if result is not None:
                 results.append((name, result))
         return results
-
-    def _merge(self, hook: str, *, same_is_fine: bool, **arguments: Any) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        giver = self.givers = {}
-        for plugin, result in self._call(hook, **arguments):
-            if not isinstance(result, Mapping):
-                raise ConfigError(
-                    f"{hook} of {plugin} returned {result!r}, which is not a mapping\nReturn a dict or None."
-                )
-            for name, value in result.items():
-                if name in merged and not (same_is_fine and merged[name] == value):
-                    raise ConfigError(
-                        f"{hook}: '{name}' comes from two plugins, {giver[name]} ({merged[name]!r}) and {plugin} ({value!r})\n"
-                        f"Remove one from plugins.hooks."
-                    )
-                merged[name], giver[name] = value, plugin
-        return merged
 
     def _register(self, label: str, plugin: object) -> None:
         found = resolve("hooks", plugin).object if isinstance(plugin, str) else plugin
@@ -177,3 +169,20 @@ def _labelled(plugins: Sequence[str | object]) -> list[tuple[str, str | object]]
         taken = sum(other == name or other.startswith(f"{name}-") for other in labelled)
         labelled[f"{name}-{taken + 1}" if taken else name] = plugin
     return list(labelled.items())
+
+
+def _merged(hook: str, results: Sequence[tuple[str, Any]], *, same_is_fine: bool) -> dict[str, Any]:
+    """Merge the mappings that plugins returned; two plugins may agree on a value only if `same_is_fine`."""
+    merged: dict[str, Any] = {}
+    giver: dict[str, str] = {}
+    for plugin, result in results:
+        if not isinstance(result, Mapping):
+            raise ConfigError(f"{hook} of {plugin} returned {result!r}, which is not a mapping\nReturn a dict or None.")
+        for name, value in result.items():
+            if name in merged and not (same_is_fine and merged[name] == value):
+                raise ConfigError(
+                    f"{hook}: '{name}' comes from two plugins, {giver[name]} ({merged[name]!r}) and {plugin} ({value!r})\n"
+                    f"Remove one from plugins.hooks."
+                )
+            merged[name], giver[name] = value, plugin
+    return merged

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from rlcore.types import Sampling
+from rlcore.types import Mean, Sampling
 
 if TYPE_CHECKING:
     from rlcore.data.batch import Batch
@@ -80,3 +80,6 @@ class Roles(Protocol):
 
     def compute_rewards(self, samples: Batch) -> Batch:
         """Add the results of the reward model and the rewards, and keep every row."""
+
+    def note(self, name: str, mean: Mean) -> None:
+        """Add a metric of this step; means that are noted under one name are merged."""

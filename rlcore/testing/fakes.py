@@ -266,6 +266,8 @@ class FakeRoles:
         self.sampling = Sampling(max_response_tokens=5)
         self.generated: Batch | None = None
         """Last result of `generate` or `demonstrations`."""
+        self.metrics: Metrics = {}
+        """What `note` recorded."""
         self._keep_scored = keep_scored
         self._num_more = 0
 
@@ -280,6 +282,9 @@ class FakeRoles:
     def group(self, name: str, worker: type) -> Any:
         """Return the fake of any role; `worker` is for type checkers."""
         return getattr(self, name)
+
+    def note(self, name: str, mean: Mean) -> None:
+        self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + mean
 
     def generate(self, prompts: Batch) -> Batch:
         """Return made-up responses with the columns of the rollout worker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TextIO
 
@@ -24,6 +24,8 @@ from rlcore.trainer.plan import Chosen, Plan, choose, make_loader
 from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
+from rlcore.trainer.sharing import DeviceSharing
+from rlcore.trainer.step import PromptSource, Step
 from rlcore.types import Sampling
 from rlcore.workers.episodes import EpisodeOptions
 from rlcore.workers.model import ModelOptions
@@ -43,8 +45,7 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
         directory=plan.directory,
         runtime=runtime,
         algorithm=algorithm,
-        loader=make_loader(config, plan.prompts, plan.demonstrations),
-        prompts=plan.prompts.batch,
+        source=PromptSource(loader=make_loader(config, plan.prompts, plan.demonstrations), prompts=plan.prompts.batch),
         eval_prompts=held_out(plan.eval_prompts, config) if plan.eval_prompts else None,
         checkpoints=Checkpoints(plan.directory / "checkpoints", config.checkpoint.keep_last),
         trackers=[tracker.resolved.object(tracker.config, info) for tracker in plan.trackers],
@@ -74,31 +75,29 @@ def _check_resume(plan: Plan, lock: TextIO) -> None:
 
 
 def _start(plan: Plan, run: Run) -> None:
-    config, runtime = plan.config, run.runtime
     run.checkpoints.sweep()
     if plan.resume is None:
         run.checkpoints.set_aside()
     trackers, run.trackers = run.trackers, []
     for tracker in trackers:
         run.start_tracker(tracker, plan.resume.step if plan.resume else None)
-    runtime.traffic.on_call = run.phase
     run.phase("start")
-    run.roles = start_roles(plan, runtime, run.hooks, list(plan.workers), run.note_scored)
-    run.roles.issue = run.next_prompts
-    if "rollout" in run.roles.groups:
-        run.roles.transfer = _transfer(config, run.roles.groups)
+    run.roles = start_roles(plan, run.runtime, run.hooks, list(plan.workers), run)
     if plan.resume is not None:
         run.phase("restore")
         run.restore(plan.resume.state)
-        for group in run.roles.trained():
+        roles = run.roles.during(Step(number=plan.resume.step, on_wait=run.phase))
+        for group in roles.trained():
             group.load(str(plan.resume.path))
-        run.roles.sync(version=plan.resume.step)
+        roles.sync(version=plan.resume.step)
 
 
-def start_roles(
-    plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str], on_scored: Callable[[Batch], None]
-) -> Roles:
-    """Start the pools of these roles and create their workers."""
+def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str], run: Run | None = None) -> Roles:
+    """Start the pools of these roles and create their workers.
+
+    Args:
+        run: the training run that they serve; without one, there are no more prompts, hooks or weights.
+    """
     config = plan.config
     placement = {role: pool for role, pool in plan.placement.items() if role in names}
     pools = {name: pool for name, pool in config.pools.items() if name in placement.values()}
@@ -111,17 +110,18 @@ def start_roles(
         groups[role] = _spawn(plan, runtime, role)
         if role in sharing:
             groups[role].offload()  # an engine allocates the memory that is free when it is created
-    roles = Roles(
+
+    return Roles(
         groups,
         sampling=sampling(config),
         samples_per_prompt=config.sampling.samples_per_prompt,
         reward=config.reward,
         rewards=plan.rewards,
-        on_scored=on_scored,
+        transfer=_transfer(config, groups) if run and "rollout" in groups else None,
+        sharing=DeviceSharing(groups["rollout"], [groups[role] for role in sharing]) if sharing else None,
+        source=run.source if run else None,
+        on_scored=run.note_scored if run else None,
     )
-    if sharing:
-        roles.share_devices([groups[role] for role in sharing])
-    return roles
 
 
 def sampling(config: Config) -> Sampling:

@@ -12,10 +12,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlcore.errors import ConfigError, InfrastructureError, NumericalError, RunError, TrackerError
+from rlcore.errors import InfrastructureError, NumericalError, RunError, TrackerError
 from rlcore.protocols.optional import Evaluates
 from rlcore.trainer.evaluate import evaluate
 from rlcore.trainer.run import Clock, Run, values
+from rlcore.trainer.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -23,51 +24,52 @@ logger = logging.getLogger(__name__)
 def train(run: Run) -> None:
     """Train until the configured step or a signal to stop, and write a checkpoint at the end."""
     error: BaseException | None = None
+    current: Step | None = None
     try:
         run.signals.in_steps = True
         run.hooks.run_start(run=run)
         if run.counters.step == 0:
             run.log(0, _evaluate(run))
         while run.counters.step < run.config.trainer.steps and not run.signals.asked:
-            step(run)
+            current = run.next_step()
+            step(run, current)
         save(run)
         complete(run)
     except BaseException as raised:
         error = raised
-        _complete_after(run, raised)
+        _complete_after(run, current, raised)
         raise
     finally:
         run.signals.in_steps = False
         run.hooks.run_end(run=run, error=error)
 
 
-def step(run: Run) -> dict[str, float]:
+def step(run: Run, current: Step) -> dict[str, float]:
     """Run one step, from prompts to updated weights, and return its metrics."""
-    number = run.counters.step + 1
+    number = current.number
     clock = Clock()
     run.hooks.step_start(run=run, step=number)
-    run.positions = []
-    run.collecting = True
-    prompts = run.next_prompts(run.config.trainer.prompts_per_step)
-    experience = run.algorithm.collect(run.roles, prompts)
-    run.loader.finish(run.positions)
-    run.collecting = False
-    learned = run.algorithm.update(run.roles, experience)
-    run.roles.sync(version=number)
-    metrics = values(learned | run.roles.take_metrics())
-    run.loader.consume(run.positions)
+    roles = run.roles.during(current)
+    prompts = run.source.take(run.config.trainer.prompts_per_step, current)
+    experience = run.algorithm.collect(roles, prompts)
+    run.source.loader.finish(current.positions)
+    current.collecting = False
+    learned = run.algorithm.update(roles, experience)
+    roles.sync(version=number)
+    run.source.loader.consume(current.positions)
     run.counters.step = number
-    run.log_samples(number)
-    metrics |= _performance(run, metrics, clock)
+    run.log_samples(current)
+    metrics = values(learned | current.metrics)
+    metrics |= _performance(run, current, metrics, clock)
     run.hooks.weights_synced(run=run, version=number, seconds=metrics.get("time_s/weight sync", 0.0))
     every = run.config.eval.every_steps
     if (every and number % every == 0) or number == run.config.trainer.steps:
         metrics |= _evaluate(run)
-    metrics |= _hook_metrics(run, metrics)
+    metrics |= run.hooks.collect_metrics(run=run, step=number, core=metrics)
     run.log(number, metrics)
     run.hooks.step_end(run=run, step=number, metrics=metrics)
     _compare_log_probs(run, metrics.get("actor/rollout_logprob_gap", 0.0))
-    _stop_when_nothing_is_learned(run, metrics)
+    _stop_when_nothing_is_learned(run, current, metrics)
     complete(run)
     if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
         save(run)
@@ -88,7 +90,6 @@ def save(run: Run) -> None:
             still_writing.extend(group.save(str(directory), not run.config.checkpoint.background))
 
     run.checkpoints.begin(run.counters.step, run.state(), save_roles)
-    run.runtime.traffic.take()  # not counted in the next step
     if not any(still_writing):
         complete(run)
 
@@ -105,17 +106,17 @@ def complete(run: Run) -> None:
                 _check_arrived(directory / group.role, seen)
 
     checkpoint = run.checkpoints.complete(finish_roles)
-    run.runtime.traffic.take()
     run.hooks.checkpoint_saved(run=run, step=checkpoint.step, path=checkpoint.path)
 
 
-def _complete_after(run: Run, error: BaseException) -> None:
+def _complete_after(run: Run, current: Step | None, error: BaseException) -> None:
     """Save what earlier steps learned before re-raising, unless the hosts that would write it may be dead."""
     if not isinstance(error, Exception) or isinstance(error, InfrastructureError):
         return
     try:
         lost_tracker = isinstance(error, TrackerError)  # raised before or after a step, never during an update
-        if (run.collecting or lost_tracker) and run.counters.step:
+        nothing_changed = current is not None and current.collecting
+        if (nothing_changed or lost_tracker) and run.counters.step:
             save(run)
         complete(run)
         if lost_tracker and run.counters.step:
@@ -141,46 +142,32 @@ def _evaluate(run: Run) -> dict[str, float]:
     clock = Clock()
     algorithm = run.algorithm
     chosen = algorithm.evaluate if isinstance(algorithm, Evaluates) else evaluate
-    metrics, _ = chosen(run.roles, run.eval_prompts, run.config.eval)
-    run.runtime.traffic.take()
+    record = Step(number=run.counters.step, on_wait=run.phase)
+    metrics, _ = chosen(run.roles.during(record), run.eval_prompts, run.config.eval)
+    metrics |= {f"eval/{name}": mean.value for name, mean in record.metrics.items() if name.startswith("memory_gb/")}
     run.counters.last_eval = metrics["eval/pass_rate"]
     if run.counters.first_eval is None:
         run.counters.first_eval = metrics["eval/pass_rate"]
     return metrics | {"time_s/evaluate": clock.seconds}
 
 
-def _hook_metrics(run: Run, metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics of hooks; a hook must not overwrite a core metric."""
-    given = run.hooks.collect_metrics(run=run, step=run.counters.step)
-    for name in given.keys() & metrics.keys():
-        plugin = run.hooks.givers[name]
-        raise ConfigError(
-            f"rlcore_collect_metrics of {plugin}: '{name}' ({given[name]:g}) is a metric of rlcore itself ({metrics[name]:g})\n"
-            f"Rename it in {plugin}, or remove {plugin} from plugins.hooks."
-        )
-    return given
-
-
-def _performance(run: Run, metrics: dict[str, float], clock: Clock) -> dict[str, float]:
+def _performance(run: Run, current: Step, metrics: dict[str, float], clock: Clock) -> dict[str, float]:
     """Update the counters and return the throughput and timing metrics of the step."""
-    traffic = run.runtime.traffic.take()
     seconds = clock.seconds
-    samples, tokens = run.roles.take_used()
     counters = run.counters
-    counters.tokens += tokens
-    counters.samples += samples
+    counters.tokens += current.num_tokens
+    counters.samples += current.num_samples
     counters.seconds += seconds
     counters.last_reward = metrics.get("reward/mean")
     if counters.first_reward is None:
         counters.first_reward = counters.last_reward
-    busy = sum(traffic.busy_s.values())
     return {
         "perf/step_s": seconds,
-        "perf/tokens_per_second": tokens / seconds,
-        "perf/controller_share": max(0.0, 1.0 - busy / seconds),
-        "controller/bytes": float(traffic.num_bytes),
+        "perf/tokens_per_second": current.num_tokens / seconds,
+        "perf/controller_share": 1.0 - current.blocked_s / seconds,
+        "controller/bytes": float(current.num_bytes),
         "progress/samples": float(counters.samples),
-        **{f"time_s/{name}": spent for name, spent in traffic.busy_s.items()},
+        **{f"time_s/{name}": spent for name, spent in current.busy_s.items()},
     }
 
 
@@ -205,7 +192,7 @@ def _compare_log_probs(run: Run, gap: float) -> None:
         )
 
 
-def _stop_when_nothing_is_learned(run: Run, metrics: dict[str, float]) -> None:
+def _stop_when_nothing_is_learned(run: Run, current: Step, metrics: dict[str, float]) -> None:
     """Count steps that were skipped or had no samples; too many in a row end the run and save the sample ids."""
     names = [group.role for group in run.roles.trained()]
     for name in names:
@@ -225,7 +212,7 @@ def _stop_when_nothing_is_learned(run: Run, metrics: dict[str, float]) -> None:
             f" trainer.max_skipped_steps={10 * count}"
         )
     path = run.directory / "bad_samples.json"
-    samples = run.scored.fetch("sample_id").tolist() if run.scored is not None else []
+    samples = current.scored.fetch("sample_id").tolist() if current.scored is not None else []
     path.write_text(json.dumps({"step": run.counters.step, "sample_ids": samples}))
     raise NumericalError(
         f"{count} steps in a row had a loss or gradient that is not finite\n"

@@ -6,7 +6,9 @@ It also offers two steps that every algorithm needs and that do bookkeeping: `ge
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -22,7 +24,8 @@ from rlcore.protocols.transfer import Transfer
 from rlcore.rewards.pipeline import FinalRewards, final_rewards
 from rlcore.rewards.relative import relative
 from rlcore.trainer.sharing import DeviceSharing
-from rlcore.types import Mean, Metrics, Sampling
+from rlcore.trainer.step import PromptSource, Step
+from rlcore.types import Mean, Sampling
 from rlcore.workers.reward import outcomes
 
 logger = logging.getLogger(__name__)
@@ -54,22 +57,41 @@ class Roles:
         samples_per_prompt: int,
         reward: RewardConfig,
         rewards: Sequence[RewardSpec] = (),
-        on_scored: Callable[[Batch], None],
+        transfer: Transfer | None = None,
+        sharing: DeviceSharing | None = None,
+        source: PromptSource | None = None,
+        on_scored: Callable[[Step, Batch], None] | None = None,
+        step: Step | None = None,
     ) -> None:
+        """Bundle groups with what they need to work together.
+
+        Args:
+            source: prompts for `more_prompts`.
+            on_scored: called with the samples of each `score`, before any is dropped.
+            step: where metrics and costs are noted; `during` binds the roles to another one.
+        """
         self.groups = dict(groups)
         self.sampling = sampling
         self.samples_per_prompt = samples_per_prompt
-        self.metrics: Metrics = {}
-        """Metrics of `generate` and `score` since the last `take_metrics`."""
-        self.transfer: Transfer | None = None
-        self.issue: Callable[[int], Batch] | None = None
-        """Takes more prompts from the data."""
-        self.sharing: DeviceSharing | None = None
-        self._num_samples = self._num_tokens = 0
-        self._warned_of_cut = False
-        self._reward_config = reward
         self.rewards = rewards
+        self._reward_config = reward
+        self._transfer = transfer
+        self._sharing = sharing
+        self._source = source
         self._on_scored = on_scored
+        self._warnings: set[str] = set()
+        self._bind(step or Step(number=0))
+
+    def during(self, step: Step) -> Roles:
+        """Return the same roles with the metrics and costs of their calls noted in `step`."""
+        bound = copy(self)
+        bound._bind(step)
+        return bound
+
+    def _bind(self, step: Step) -> None:
+        self.step = step
+        acquire = self._sharing.acquire if self._sharing else None
+        self.groups = {name: group.recording(step, acquire) for name, group in self.groups.items()}
 
     def __getattr__(self, name: str) -> Any:
         groups = self.__dict__.get("groups", {})
@@ -103,8 +125,8 @@ class Roles:
 
     def more_prompts(self, count: int) -> Batch:
         """Return more prompts for this step, to replace prompts whose samples are not used."""
-        assert self.issue is not None, "roles without data"
-        return self.issue(count)
+        assert self._source is not None, "roles without data"
+        return self._source.take(count, self.step)
 
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
         """Build samples from responses in the data: one per column, adjacent and in prompt order.
@@ -114,9 +136,9 @@ class Roles:
         limit = self.sampling.max_response_tokens
         samples = self._counted(self.actor.demonstrations(prompts, tuple(columns), limit))
         num_cut = int(samples.fetch("truncated").sum())
-        self._note("response_length/truncated", num_cut, len(samples))
-        if num_cut and not self._warned_of_cut:
-            self._warned_of_cut = True
+        self.step.note("response_length/truncated", num_cut, len(samples))
+        if num_cut and "truncated" not in self._warnings:
+            self._warnings.add("truncated")
             logger.warning(
                 "%d of the %d responses of this step have more than %d tokens and are truncated, so their end is not learned;"
                 " type  sampling.max_response_tokens=%d  (response_length/truncated is the fraction in each step)",
@@ -129,22 +151,24 @@ class Roles:
         scored = self.compute_rewards(samples)
         final = self.final_rewards(scored)
         values, keep = np.array(final.rewards), np.array(final.keep, dtype=bool)
-        self._note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
+        self.step.note("response_length/truncated", scored.fetch("truncated").sum(), len(scored))
         for status, count in final.counts.items():
-            self._note(f"reward/num_{status}", count, 1.0)
+            self.step.note(f"reward/num_{status}", count, 1.0)
         for name, mean in final.metrics.items():
-            self._note(name, mean.total, mean.weight)
+            self.step.note(name, mean.total, mean.weight)
         for name in scored.columns:
             if name.startswith(REWARD_PREFIX):
                 part = scored.fetch(name)
                 present = ~part.isnan()
-                self._note(f"reward/{name.removeprefix(REWARD_PREFIX)}", part[present].sum(), present.sum())
+                self.step.note(f"reward/{name.removeprefix(REWARD_PREFIX)}", part[present].sum(), present.sum())
         if keep.any():
-            self._note("reward/mean", values[keep].sum(), keep.sum())
-            self._note("reward/std", values[keep].std(), 1.0)
+            self.step.note("reward/mean", values[keep].sum(), keep.sum())
+            self.step.note("reward/std", values[keep].std(), 1.0)
         else:
             logger.warning("no sample of this step has a reward; nothing is learned from it")
-        self._on_scored(scored)
+        self.step.scored = scored
+        if self._on_scored:
+            self._on_scored(self.step, scored)
         if any(spec.relative != "no" for spec in self.rewards):
             values = self._against_their_groups(scored, keep)
         return scored.with_rows(reward=values.astype(np.float32)).take(np.flatnonzero(keep))
@@ -175,45 +199,35 @@ class Roles:
             logger.warning("%d of %d samples have no reward: %s", len(final.messages), len(scored), final.messages[0])
         return final
 
-    def share_devices(self, others: Sequence[Group]) -> None:
-        """Let these groups, which are offloaded, share devices with the rollout from now on."""
-        self.sharing = DeviceSharing(self.groups["rollout"], others, lambda name, value: self._note(name, value, 1.0))
-
     def sync(self, version: int) -> None:
         """Send the actor's weights to the rollout, if there is one, as `version`."""
-        if self.sharing is not None:
-            self.sharing.acquire(self.groups["rollout"])
-        if self.transfer is not None:
-            self.transfer.send(version)
+        if self._transfer is None:
+            return
+        if self._sharing is not None:
+            self._sharing.acquire(self.groups["rollout"])
+        start = time.perf_counter()
+        with self.step.blocked():
+            self._transfer.send(version)
+        self.step.spent("weight sync", time.perf_counter() - start)
 
-    def take_metrics(self) -> Metrics:
-        """Return the metrics and reset them."""
-        taken, self.metrics = self.metrics, {}
-        return taken
-
-    def take_used(self) -> tuple[int, int]:
-        """Return the numbers of samples and tokens since the last call, and reset them."""
-        used = self._num_samples, self._num_tokens
-        self._num_samples = self._num_tokens = 0
-        return used
+    def note(self, name: str, mean: Mean) -> None:
+        """Add a metric of the step."""
+        self.step.note(name, mean.total, mean.weight)
 
     def _counted(self, samples: Batch) -> Batch:
-        self._num_samples += len(samples)
-        self._num_tokens += samples.num_tokens
-        self._note("response_length/mean", samples.fetch("num_loss_tokens").double().sum(), len(samples))
+        self.step.num_samples += len(samples)
+        self.step.num_tokens += samples.num_tokens
+        self.step.note("response_length/mean", samples.fetch("num_loss_tokens").double().sum(), len(samples))
         if "num_turns" in samples.columns:
             self._count_episodes(samples)
         return samples
 
     def _count_episodes(self, samples: Batch) -> None:
         turns, ends, prompt_id = samples.fetch("num_turns", "episode_end", "prompt_id")
-        self._note("environment/turns", turns.double().sum(), len(samples))
+        self.step.note("environment/turns", turns.double().sum(), len(samples))
         for end, (name, limit) in _LIMITS.items():
             cut = ends == end
-            self._note(f"environment/num_{name}", cut.sum(), 1.0)
+            self.step.note(f"environment/num_{name}", cut.sum(), 1.0)
             if cut.any():
                 first = int(prompt_id[cut][0])
                 logger.warning("%d of %d episodes reached %s, first for prompt %d", cut.sum(), len(cut), limit, first)
-
-    def _note(self, name: str, total: Any, weight: float) -> None:
-        self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + Mean(float(total), float(weight))

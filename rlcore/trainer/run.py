@@ -17,7 +17,6 @@ from rlcore.config.schema import Config
 from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
 from rlcore.data.columns import REWARD_PREFIX
-from rlcore.data.loader import PromptLoader
 from rlcore.data.text import encodable
 from rlcore.errors import RlcoreError, TrackerError
 from rlcore.hooks.manager import Hooks
@@ -26,6 +25,7 @@ from rlcore.protocols.tracker import SampleRecord, Tracker
 from rlcore.trainer.checkpoint import Checkpoints
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.signals import Signals
+from rlcore.trainer.step import PromptSource, Step
 from rlcore.types import Metrics
 
 logger = logging.getLogger(__name__)
@@ -55,9 +55,7 @@ class Run:
     directory: Path
     runtime: Runtime
     algorithm: Any
-    loader: PromptLoader
-    prompts: Batch
-    """All training prompts, tokenized; row i is prompt i."""
+    source: PromptSource
     eval_prompts: Batch | None
     checkpoints: Checkpoints
     trackers: Sequence[Tracker]
@@ -66,12 +64,6 @@ class Run:
     """Package -> version of every plugin in this run, written to checkpoints."""
     roles: Roles = field(init=False)
     counters: Counters = field(default_factory=Counters)
-    positions: list[int] = field(default_factory=list)
-    """Ledger positions of this step's prompts."""
-    collecting: bool = False
-    """True while a step has begun but has not changed a model."""
-    scored: Batch | None = None
-    """All scored samples of this step, including those that are dropped later."""
     warned_of_gap: bool = False
     lock: TextIO
     """The lock on the run's directory, held while this file is open."""
@@ -80,18 +72,13 @@ class Run:
     def __post_init__(self) -> None:
         self.signals = Signals(lambda: self.phase("stopping after this step; ctrl-C again abandons it"))
 
-    def next_prompts(self, count: int) -> Batch:
-        """Return prompts for this step and record them in `positions`."""
-        issued = self.loader.issue(count)
-        self.positions += [item.position for item in issued]
-        return self.prompts.take([item.prompt_id for item in issued]).with_rows(
-            group_id=[item.position for item in issued], seed=[item.request_seed for item in issued]
-        )
+    def next_step(self) -> Step:
+        """Return a new step, the one after the last that is complete."""
+        return Step(number=self.counters.step + 1, on_wait=self.phase)
 
-    def note_scored(self, samples: Batch) -> None:
-        """Store the scored samples of this step and pass them to the hooks."""
-        self.scored = samples
-        self.hooks.samples_scored(run=self, step=self.counters.step + 1, samples=samples)
+    def note_scored(self, step: Step, samples: Batch) -> None:
+        """Pass the scored samples of a step to the hooks."""
+        self.hooks.samples_scored(run=self, step=step.number, samples=samples)
 
     def phase(self, name: str) -> None:
         """Report the current phase to trackers that show it."""
@@ -105,17 +92,16 @@ class Run:
             with _tracker_errors(name, f"step {step}", self.directory.name):
                 tracker.log(step, metrics)
 
-    def log_samples(self, step: int) -> None:
+    def log_samples(self, step: Step) -> None:
         """Log a few of the step's samples to every tracker; only these are fetched to the controller."""
-        if self.scored is None or self.config.trainer.log_samples == 0:
+        if step.scored is None or self.config.trainer.log_samples == 0:
             return
-        rows = spread(self.scored.fetch("group_id").numpy(), self.config.trainer.log_samples, step)
-        some = self.scored.take(rows)
-        shares: list[Any] = self.roles.reward.examples(some)
-        records = [record(step, row) for share in shares for row in share]
+        rows = spread(step.scored.fetch("group_id").numpy(), self.config.trainer.log_samples, step.number)
+        shares: list[Any] = self.roles.during(step).reward.examples(step.scored.take(rows))
+        records = [record(step.number, row) for share in shares for row in share]
         for name, tracker in self._named_trackers():
-            with _tracker_errors(name, f"step {step}", self.directory.name):
-                tracker.log_samples(step, records)
+            with _tracker_errors(name, f"step {step.number}", self.directory.name):
+                tracker.log_samples(step.number, records)
 
     def close(self, summary: Mapping[str, object]) -> None:
         """Shut down hosts and trackers, and unlock the directory."""
@@ -154,7 +140,7 @@ class Run:
         return {
             "step": self.counters.step,
             "counters": counters,
-            "loader": self.loader.state_dict(),
+            "loader": self.source.loader.state_dict(),
             "algorithm": self.algorithm.state_dict(),
             "versions": dict(self.versions),
             "config": to_plain(self.config),
@@ -163,7 +149,7 @@ class Run:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore `state`, and warn about changed versions and settings."""
         self.counters = Counters(**state["counters"])
-        self.loader.load_state_dict(state["loader"])
+        self.source.loader.load_state_dict(state["loader"])
         self.algorithm.load_state_dict(state["algorithm"])
         for package, version in state["versions"].items():
             if self.versions.get(package) != version:

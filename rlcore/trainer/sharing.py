@@ -7,10 +7,11 @@ at once. Weights are sent while the engine is awake, from the host memory to whi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rlcore.config.schema import Config
 from rlcore.controller.group import Group
+from rlcore.controller.record import Record
 from rlcore.controller.runtime import cluster_decides, resolve_device
 from rlcore.errors import ConfigError
 from rlcore.protocols.optional import FreesDevice
@@ -23,37 +24,38 @@ _GIB = 2**30
 class DeviceSharing:
     """Decides whether the engine or the models occupy a pool's devices. At first the engine does."""
 
-    def __init__(self, rollout: Group, others: Sequence[Group], note: Callable[[str, float], None]) -> None:
-        self._rollout, self._others, self._note = rollout, others, note
+    def __init__(self, rollout: Group, others: Sequence[Group]) -> None:
+        self._rollout, self._others = rollout, others
         self._generating = True
-        for group in (rollout, *others):
-            group.before_call = self.acquire
 
     def acquire(self, group: Group) -> None:
         """Give the devices to this group's side, if the other side has them.
 
         Notes `memory_gb/…`, the memory in use on the fullest device, before and after.
         """
-        generates = group is self._rollout
-        if generates == self._generating:
+        generates = group.role == self._rollout.role
+        if generates == self._generating or not (generates or group.role in {it.role for it in self._others}):
             return
+        record = group.record
+        rollout, others = self._rollout.recording(record), [other.recording(record) for other in self._others]
         name = "to_rollout" if generates else "to_training"
-        self._note(f"memory_gb/before_{name}", self._used_gib())
+        record.note(f"memory_gb/before_{name}", self._used_gib(record))
         if generates:
-            for other in self._others:
+            for other in others:
                 other.offload()
-            self._rollout.wake()
+            rollout.wake()
         else:
-            self._rollout.sleep()
-            for other in self._others:
+            rollout.sleep()
+            for other in others:
                 other.reload()
         self._generating = generates
-        self._note(f"memory_gb/after_{name}", self._used_gib())
+        record.note(f"memory_gb/after_{name}", self._used_gib(record))
 
-    def _used_gib(self) -> float:
+    def _used_gib(self, record: Record) -> float:
         runtime, pool = self._rollout.runtime, self._rollout.pool
-        handles = [runtime.submit(pool, rank, "memory") for rank in range(runtime.pool_size(pool))]
-        replies = runtime.wait(handles, f"memory of pool '{pool}'", runtime.config.call_timeout_s)
+        with record.blocked():
+            handles = [runtime.submit(pool, rank, "memory") for rank in range(runtime.pool_size(pool))]
+            replies = runtime.wait(handles, f"memory of pool '{pool}'", runtime.config.call_timeout_s)
         return float(max(reply.value for reply in replies)) / _GIB
 
 

@@ -36,9 +36,13 @@ def rewards_of(roles, table):
 
 
 def refilled(table, rounds):
-    roles, notes = FakeRoles(["actor"]), {}
-    samples = refill(roles, PROMPTS, rewards_of(roles, table), RefillConfig(rounds=rounds), notes.__setitem__)
-    return sorted(set(samples.fetch("group_id").tolist())), {name: mean.value for name, mean in notes.items()}, samples
+    roles = FakeRoles(["actor"])
+    samples = refill(roles, PROMPTS, rewards_of(roles, table), RefillConfig(rounds=rounds))
+    return (
+        sorted(set(samples.fetch("group_id").tolist())),
+        {name: mean.value for name, mean in roles.metrics.items()},
+        samples,
+    )
 
 
 def test_groups_without_variance_are_replaced_by_groups_of_further_prompts():
@@ -117,24 +121,24 @@ class Greedy:
 
 
 def test_the_baseline_is_the_greedy_reward_or_the_mean_where_that_reward_failed():
-    roles, notes = FakeRoles(["actor"]), {}
+    roles = FakeRoles(["actor"])
     samples = roles.score(roles.generate(PROMPTS)).take([0, 5, 4, 9, 8])  # groups 0, 1, 1, 2, 2
     greedy = roles.groups["rollout"] = roles.groups["reward"] = Greedy(roles)
 
-    baseline = greedy_baseline(roles, PROMPTS, samples, OverlongConfig(), notes.__setitem__)
+    baseline = greedy_baseline(roles, PROMPTS, samples, OverlongConfig())
 
     assert greedy.asked == [(0.0, 1)]
     assert baseline.tolist() == [0.25, 0.5, 0.5, 0.0, 0.0]  # group 1: samples 5 and 4 score 0 and 1
-    assert notes["experience/baseline_missing"] == Mean(1.0)
-    assert notes["experience/greedy_reward"].value == pytest.approx(0.125)
+    assert roles.metrics["experience/baseline_missing"] == Mean(1.0)
+    assert roles.metrics["experience/greedy_reward"].value == pytest.approx(0.125)
 
 
 def test_greedy_responses_get_the_overlong_penalty_too():
-    roles, notes = FakeRoles(["actor"]), {}
+    roles = FakeRoles(["actor"])
     samples = roles.score(roles.generate(PROMPTS)).take([0, 8])  # groups 0 and 2
     roles.groups["rollout"] = roles.groups["reward"] = Greedy(roles)
 
-    baseline = greedy_baseline(roles, PROMPTS, samples, OverlongConfig(tokens=4), notes.__setitem__)
+    baseline = greedy_baseline(roles, PROMPTS, samples, OverlongConfig(tokens=4))
 
     # the fakes' limit is 5 tokens: the greedy responses of groups 0 and 2 have 1 and 4 tokens
     assert baseline.tolist() == [0.25, -0.75]

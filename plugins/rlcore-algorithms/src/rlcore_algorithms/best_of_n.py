@@ -67,7 +67,7 @@ class BestOfN(Epochs):
         samples = roles.score(roles.generate(prompts))
         reward, group_id = samples.fetch("reward", "group_id")
         rows = self.kept(reward, group_id)
-        self.note("experience/kept", Mean(float(len(rows))))
+        roles.note("experience/kept", Mean(float(len(rows))))
         return samples.take(rows).balance(roles.actor.dp_size)
 
     def kept(self, reward: Tensor, group_id: Tensor) -> Tensor:

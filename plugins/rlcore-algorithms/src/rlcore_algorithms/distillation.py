@@ -64,7 +64,7 @@ class Distillation(PolicyGradient):
         teacher = roles.group("teacher", ReferenceWorker).log_probs(samples).rename(ref_log_probs="teacher_log_probs")
         compared = roles.actor.apply(compare, samples.select("loss_mask", "old_log_probs") | teacher)
         kl, count = compared.fetch("kl_to_teacher"), samples.fetch("num_loss_tokens")
-        self.note("distillation/kl", Mean(float(kl.sum()), float(count.sum())))
+        roles.note("distillation/kl", Mean(float(kl.sum()), float(count.sum())))
         return samples | compared.select("advantages")
 
 

@@ -106,19 +106,19 @@ class Family(GRPO):
                 f"reward '{relative[0]}' is relative to its group, but estimator=remax compares with a greedy response"
                 " outside the group\nRemove  relative  from this reward, or type  algorithm.estimator=rloo"
             )
-        samples = refill(roles, prompts, self._draw, config.refill, self.note) if config.refill.rounds else None
+        samples = refill(roles, prompts, self._draw, config.refill) if config.refill.rounds else None
         samples = self._draw(roles, prompts) if samples is None else samples
         if config.overlong.tokens:
             limit, length = roles.sampling.max_response_tokens, samples.fetch("num_loss_tokens")
             penalty = overlong_penalty(length, limit, config.overlong)
-            self.note("experience/overlong_penalty", Mean(float(penalty.sum()), float(len(penalty))))
+            roles.note("experience/overlong_penalty", Mean(float(penalty.sum()), float(len(penalty))))
             samples = samples.with_rows(reward=samples.fetch("reward") + penalty)
         return samples
 
     def _draw(self, roles: Roles, prompts: Batch) -> Batch:
         samples = roles.score(roles.generate(prompts))
         if self.config.estimator == "remax":
-            baseline = greedy_baseline(roles, prompts, samples, self.config.overlong, self.note)
+            baseline = greedy_baseline(roles, prompts, samples, self.config.overlong)
             samples = samples.with_rows(baseline=baseline)
         return samples
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,9 +14,7 @@ from rlcore.types import Mean
 from rlcore_algorithms.sampling import OverlongConfig, overlong_penalty
 
 
-def greedy_baseline(
-    roles: Roles, prompts: Batch, samples: Batch, overlong: OverlongConfig, note: Callable[[str, Mean], None]
-) -> Tensor:
+def greedy_baseline(roles: Roles, prompts: Batch, samples: Batch, overlong: OverlongConfig) -> Tensor:
     """Return for each sample the reward of its prompt's greedy response, [B] float32, with overlong penalty.
 
     Greedy responses are not part of the experience and not counted as samples. For one without a score, the
@@ -32,6 +29,6 @@ def greedy_baseline(
     reward, group_id = samples.fetch("reward", "group_id")
     means = group_mean(reward.double(), group_id).tolist()
     baseline = [known.get(number, mean) for number, mean in zip(group_id.tolist(), means)]
-    note("experience/greedy_reward", Mean(sum(known.values()), float(len(known))))
-    note("experience/baseline_missing", Mean(float(len(group) - len(known))))
+    roles.note("experience/greedy_reward", Mean(sum(known.values()), float(len(known))))
+    roles.note("experience/baseline_missing", Mean(float(len(group) - len(known))))
     return torch.tensor(baseline, dtype=torch.float32)

@@ -52,7 +52,7 @@ class OnlineDPO(Pairwise):
         samples = roles.score(roles.generate(prompts))
         reward, group_id = samples.fetch("reward", "group_id")
         rows = best_and_worst(reward, group_id)
-        self.note("experience/pairs", Mean(float(len(rows) // 2)))
+        roles.note("experience/pairs", Mean(float(len(rows) // 2)))
         pairs = samples.take(rows)
         pairs |= roles.reference.log_probs(pairs)
         return self.with_margins(roles, pairs)

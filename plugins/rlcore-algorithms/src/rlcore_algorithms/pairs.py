@@ -59,7 +59,7 @@ class Pairwise(Epochs):
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Update in epochs × mini-batches of whole pairs; recompute margins before all steps but the first."""
-        metrics, self._metrics = [self._metrics], {}
+        metrics: list[Metrics] = []
         pair_id = experience.fetch("sample_id")[0::2]
         for number, chosen in enumerate(self.minibatches(pair_id.numpy())):
             mini = experience.take(np.stack([2 * chosen, 2 * chosen + 1], axis=1).reshape(-1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -46,13 +45,7 @@ class OverlongConfig:
         require(self.factor > 0, "factor", "more than 0", self.factor, 1.0)
 
 
-def refill(
-    roles: Roles,
-    prompts: Batch,
-    draw: Callable[[Any, Batch], Batch],
-    config: RefillConfig,
-    note: Callable[[str, Mean], None],
-) -> Batch:
+def refill(roles: Roles, prompts: Batch, draw: Callable[[Roles, Batch], Batch], config: RefillConfig) -> Batch:
     """Sample until there are as many groups with variance as prompts, or the last round is over."""
     wanted, kept, missing, rounds = len(prompts), [], len(prompts), 0
     while missing and rounds < config.rounds:
@@ -62,8 +55,8 @@ def refill(
         kept.append(samples.take(np.flatnonzero(varied)))
         missing -= len(np.unique(group_id.numpy()[varied]))
         rounds += 1
-    note("experience/rounds", Mean(float(rounds)))
-    note("experience/groups", Mean(float(wanted - missing)))
+    roles.note("experience/rounds", Mean(float(rounds)))
+    roles.note("experience/groups", Mean(float(wanted - missing)))
     if missing:
         found = wanted - missing
         logger.warning("after %d rounds %d of %d prompts have groups with variance", rounds, found, wanted)
