@@ -80,7 +80,7 @@ PROVISIONAL: Mapping[str, str] = {
     " read_config",
     "rlcore.models.update": "WeightUpdate blend",
     "rlcore.models.weights": "check_finite check_names weight_files",
-    "rlcore.registry.versions": "check_versions",
+    "rlcore.registry.versions": "check_versions requirements",
     # engines
     "rlcore.rollouts.hf": "HFConfig HFRollout",
     "rlcore.controller.weights": "Broadcast meet meeting_point",

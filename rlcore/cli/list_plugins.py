@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from importlib.util import find_spec
 
 from rlcore.cli import COMMANDS, make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog
 from rlcore.registry.known import KNOWN_PACKAGES
+from rlcore.registry.resolve import is_compatible
+from rlcore.registry.versions import installed_version, requirements
 from rlcore.version import __version__
 
 _EXAMPLES = """\
@@ -24,7 +25,6 @@ examples:
   rlcore list-plugins --all                        also known plugins that are not installed
   rlcore list-plugins --freeze > plugins.txt       the same set for every node: pip install -r plugins.txt
 """
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,6 @@ def _row(plugins: Catalog, entry: Entry, providers: int) -> Row:
 
 
 def _status(plugins: Catalog, entry: Entry, providers: int) -> tuple[str, str]:
-    from rlcore.registry.resolve import is_compatible
-
     word = plugins.hidden(entry)
     if word is not None:
         return "disabled", f"RLCORE_DISABLE_PLUGINS={word}"
@@ -111,39 +109,15 @@ def _lacking(package: str) -> tuple[str, ...]:
 
     A requirement is present if a distribution or a module has its name: some libraries have several distributions.
     """
-    from importlib import metadata
-
     try:
-        lines = metadata.requires(package) or []
-    except metadata.PackageNotFoundError:  # the catalog is that of another environment
+        wanted = requirements(package)
+    except (ImportError, ValueError):  # not installed in this environment, or invalid, which `rlcore doctor` reports
         return ()
-    lacking = []
-    for line in lines:
-        name, condition = _NAME.match(line), line.partition(";")[2]
-        if (
-            name is None
-            or "extra ==" in condition
-            or importlib.util.find_spec(re.sub(r"[-.]", "_", name[0])) is not None
-        ):
-            continue  # skip invalid lines, and parse only if needed: parsing takes most of this command's time
-        wanted = _requirement(line)
-        if wanted is None or (wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})):
-            continue
-        try:
-            metadata.version(wanted.name)
-        except metadata.PackageNotFoundError:
-            lacking.append(f"{wanted.name}{wanted.specifier}")
-    return tuple(lacking)
+    return tuple(f"{it.name}{it.specifier}" for it in wanted if not _is_present(it.name))
 
 
-def _requirement(line: str) -> Any:
-    """Parse a requirement; None if it is invalid, which `rlcore doctor --plugins` reports."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    try:
-        return Requirement(line)
-    except InvalidRequirement:
-        return None
+def _is_present(library: str) -> bool:
+    return bool(installed_version(library) or find_spec(re.sub(r"[-.]", "_", library)))
 
 
 def _table(rows: Sequence[Row]) -> str:

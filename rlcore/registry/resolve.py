@@ -24,6 +24,7 @@ from rlcore.registry import errors
 from rlcore.registry.catalog import IGNORE_VERSIONS, MODULE_KINDS, Catalog, Entry, catalog, normalise, words_of
 from rlcore.registry.guard import import_guard
 from rlcore.registry.protocol_check import misses
+from rlcore.registry.versions import installed_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,6 @@ def load(spec: PluginSpec, *, rank: int = 0, host: str = "") -> Any:
         if here != spec.version:
             raise errors.other_version(spec.package, here or "nothing", spec.version, rank, host or "this host")
     return _import(Entry(spec.kind, spec.name, spec.package, spec.version, spec.target, ""))
-
-
-def installed_version(package: str) -> str:
-    """Return the version of an installed package; empty if it is not installed."""
-    from importlib import metadata
-
-    try:
-        return str(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def is_compatible(entry: Entry, core_version: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
+from rlcore.registry.versions import requirements
 
 _GIB = 2**30
 
@@ -38,12 +39,7 @@ class Fault(Remark):
 
 def _requirements() -> dict[str, Any]:
     """Return package -> version specifier from rlcore's own metadata."""
-    from importlib import metadata
-
-    from packaging.requirements import Requirement
-
-    parsed = [Requirement(text) for text in metadata.requires("rlcore") or []]
-    return {it.name: it.specifier for it in parsed if it.marker is None or it.marker.evaluate({"extra": ""})}
+    return {it.name: it.specifier for it in requirements("rlcore")}
 
 
 def _version(package: str) -> str:
