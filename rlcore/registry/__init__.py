@@ -2,7 +2,7 @@
 
 from rlcore.registry.catalog import KINDS, Catalog, Entry, catalog, refresh
 from rlcore.registry.protocol_check import misspellings
-from rlcore.registry.resolve import PluginSpec, Resolved, import_place, load, resolve
+from rlcore.registry.resolve import PluginSpec, Resolved, load, resolve
 
 __all__ = [
     "KINDS",
@@ -11,7 +11,6 @@ __all__ = [
     "PluginSpec",
     "Resolved",
     "catalog",
-    "import_place",
     "load",
     "misspellings",
     "refresh",

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -152,7 +153,7 @@ def _import(entry: Entry) -> Any:
     if not colon and entry.kind not in MODULE_KINDS:
         raise errors.no_such_target(entry, "':' with a name after the module")
     try:
-        module = _import_place_guarded(entry, place)
+        module = _import_place(entry, place)
         plugin = _attribute(module, attribute) if colon else module
     except ModuleNotFoundError as error:
         missing = error.name or ""
@@ -172,11 +173,12 @@ def _import(entry: Entry) -> Any:
     return plugin
 
 
-def _import_place_guarded(entry: Entry, place: str) -> Any:
-    if entry.package == "rlcore" or place in sys.modules:
-        return import_place(place)
-    with import_guard(errors.ended_at_import(entry)):
-        return import_place(place)
+def _import_place(entry: Entry, place: str) -> Any:
+    """Import `package.module` or `/absolute/file.py`, once per process."""
+    name = _Files.name_of(place) if place.endswith(".py") else place
+    trusted = name in sys.modules or name.startswith("rlcore.")
+    with nullcontext() if trusted else import_guard(errors.ended_at_import(entry)):
+        return importlib.import_module(name)
 
 
 _ABSENT = object()
@@ -213,11 +215,6 @@ class _Files(MetaPathFinder):
 
 
 sys.meta_path.append(_Files())
-
-
-def import_place(place: str) -> Any:
-    """Import `package.module` or `/absolute/file.py`, once per process."""
-    return importlib.import_module(_Files.name_of(place) if place.endswith(".py") else place)
 
 
 def _lies_beside(place: str, module: str) -> bool:

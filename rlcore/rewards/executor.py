@@ -28,10 +28,8 @@ from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
 from rlcore.protocols.reward import RewardSpec
 from rlcore.rewards.output import Output
 from rlcore.rewards.pipeline import Outcome, RewardPart, combine, timed_out
-from rlcore.rewards.runner import Emit, Job, RewardRunner, load_target
+from rlcore.rewards.runner import Emit, Job, RewardRunner
 from rlcore.rewards.signature import Row
-
-__all__ = ["RewardExecutor", "RewardSpec", "load_target"]
 
 logger = logging.getLogger(__name__)
 

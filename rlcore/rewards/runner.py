@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlcore.errors import ConfigError, RlcoreError, SampleError, UserError, did_you_mean
 from rlcore.protocols.reward import RewardResult, RewardSpec
-from rlcore.registry import import_place
+from rlcore.registry import resolve
 from rlcore.rewards.pipeline import LARGEST, RewardPart, timed_out
 from rlcore.rewards.signature import RewardFunction, Row, Signature, arguments, list_arguments, read_signature
 
@@ -35,34 +35,17 @@ Emit: TypeAlias = Callable[[int, int, RewardPart], None]
 """Receives reward index, sample index and the result."""
 
 
-def load_target(target: str) -> Any:
-    """Import `module:attr` or `/absolute/file.py:attr`; a file with several rewards is imported once."""
-    place, _, attribute = target.rpartition(":")
-    if not place or not attribute:
-        raise ConfigError(f"{target!r} is not a reward target\nType module:function or /path/to/file.py:function.")
-    if place.endswith(".py") and not os.path.isfile(place):
-        raise ConfigError(f"there is no file {place}\nType the path of an existing file.")
-    module = import_place(place)
-    if not hasattr(module, attribute):
-        known = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
-        raise ConfigError(f"{place} has no {attribute!r}.{did_you_mean(attribute, known)}\nIt has: {', '.join(known)}")
-    return getattr(module, attribute)
-
-
 def build_reward(spec: RewardSpec) -> RewardFunction:
     """Import a reward and apply its options; raise a UserError that names the reward if this fails."""
+    found = resolve("reward", spec.target).object
     try:
-        found = load_target(spec.target)
         reward = _make(spec, found) if inspect.isclass(found) else _bind(spec, found)
         read_signature(reward)
     except UserError:
         raise
     except Exception as error:
-        place = spec.target.rpartition(":")[0]
-        command = f"python {place}" if place.endswith(".py") else f"python -c 'import {place}'"
         raise ConfigError(
-            f"reward {spec.name!r} ({spec.target}) cannot be loaded: {_describe(error)}\n"
-            f"To see the whole traceback: {command}"
+            f"reward {spec.name!r} ({spec.target}) cannot be created: {_describe(error)}\nCorrect it, or its options."
         ) from error
     return reward
 
@@ -83,8 +66,6 @@ def _make(spec: RewardSpec, cls: type) -> RewardFunction:
 
 
 def _bind(spec: RewardSpec, function: RewardFunction) -> RewardFunction:
-    if not callable(function):
-        raise ConfigError(f"reward {spec.name!r} ({spec.target}) is not a function\nName a function or a class.")
     parameters = inspect.signature(function).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         options = [p.name for p in parameters if p.default is not p.empty or p.kind is p.KEYWORD_ONLY]
