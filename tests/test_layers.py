@@ -196,7 +196,7 @@ def test_core_imports_no_plugin():
 
 
 # Third-party modules that a light command may load: readers of package metadata, in pure Python.
-LIGHT = {"packaging", "pluggy"}
+LIGHT = {"importlib_metadata", "lazy_importer", "packaging", "zipp", "pluggy"}
 
 LOADED = """
 import sys

@@ -116,7 +116,7 @@ def normalise(package: str) -> str:
 
 
 def _scan(paths: Sequence[str] | None) -> Iterator[Entry]:
-    from importlib import metadata
+    import importlib_metadata as metadata
 
     distributions = metadata.distributions() if paths is None else metadata.distributions(path=list(paths))
     seen: set[str] = set()

@@ -246,8 +246,7 @@ def _extra_for(entry: Entry, module: str) -> str | None:
     """Return the extra of the plugin's package that installs a module, by the name of the requirement."""
     if not entry.package:
         return None
-    from importlib import metadata
-
+    import importlib_metadata as metadata
     from packaging.requirements import Requirement
 
     try:

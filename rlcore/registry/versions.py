@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING
+
+import importlib_metadata as metadata
 
 from rlcore.errors import ConfigError
 

@@ -44,7 +44,7 @@ def _requirements() -> dict[str, Any]:
 
 def _version(package: str) -> str:
     """Return the installed version of a package; raise a Fault if rlcore does not support it."""
-    from importlib import metadata
+    import importlib_metadata as metadata
 
     wanted = _requirements().get(package, "")
     try:
@@ -57,8 +57,7 @@ def _version(package: str) -> str:
 
 
 def _python(_: str) -> str:
-    from importlib import metadata
-
+    import importlib_metadata as metadata
     from packaging.specifiers import SpecifierSet
 
     wanted = metadata.metadata("rlcore")["Requires-Python"]
