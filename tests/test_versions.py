@@ -1,7 +1,6 @@
 """What a plugin's own metadata asks for, compared with what is installed."""
 
-import importlib.metadata as metadata
-
+import importlib_metadata as metadata
 import pytest
 
 from rlcore.errors import ConfigError
