@@ -156,6 +156,22 @@ def test_the_complete_algorithm_has_under_a_hundred_lines():
     assert len(source.read_text().splitlines()) < 100
 
 
+def test_the_index_of_known_plugins_is_current():
+    make = load(DOCS / "make_known.py")
+
+    assert make.TARGET.read_text() == make.known(), "type  python docs/make_known.py"
+
+
+def test_the_index_refuses_two_packages_with_one_name(tmp_path):
+    for package in ("one", "two"):
+        (tmp_path / package).mkdir()
+        points = f'[project]\nname = "rlcore-{package}"\n[project.entry-points."rlcore.reward"]\nsame = "m:f"\n'
+        (tmp_path / package / "pyproject.toml").write_text(points)
+
+    with pytest.raises(ValueError, match=r"reward 'same' belongs to rlcore-one\nRename"):
+        load(DOCS / "make_known.py").known(tmp_path)
+
+
 def test_the_reference_matches_the_code():
     make = load(DOCS / "make_reference.py")
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from rlcore.cli import COMMANDS, make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog
-from rlcore.registry.known import KNOWN_PACKAGES
+from rlcore.registry.known import known_plugins
 from rlcore.registry.resolve import is_compatible
 from rlcore.registry.versions import installed_version, requirements
 from rlcore.version import __version__
@@ -67,7 +67,8 @@ def list_plugins(plugins: Catalog, *, absent: bool) -> list[Row]:
         installed = {(entry.kind, entry.name) for entry in plugins.entries}
         rows += [
             Row(kind, name, package, "", "", "", status="not installed", detail=f"pip install {package}")
-            for (kind, name), package in KNOWN_PACKAGES.items()
+            for kind, names in known_plugins().items()
+            for name, package in names.items()
             if (kind, name) not in installed
         ]
     return sorted(rows, key=lambda row: (row.kind, row.name, row.package))
