@@ -84,8 +84,14 @@ PROVISIONAL: Mapping[str, str] = {
     # engines
     "rlcore.rollouts.hf": "HFConfig HFRollout",
     "rlcore.controller.weights": "Broadcast meet meeting_point",
-    "rlcore.kits": "http",
+    "rlcore.kits.engine": "install",
+    "rlcore.kits.engine.buckets": "buckets naming_directory",
     "rlcore.kits.engine.checks": "ExpectedWeights Limits Readiness check_finite end_ids read_limits unfit",
+    "rlcore.kits.engine.config": "EngineConfig",
+    "rlcore.kits.engine.install": "EngineMissing check_version installed_version wanted_version",
+    "rlcore.kits.engine.memory": "bytes_per_token cache_bytes taken_bytes",
+    "rlcore.kits.engine.ranks": "engine_mesh server_client server_url",
+    "rlcore.kits.engine.serve": "ServerOptions flags serve",
     "rlcore.kits.http": "BadAnswer JsonClient bearer",
     "rlcore.trainer.memory": "ModelSize human",
     # environments and rewards

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "models": "errors",
     "rewards": "types protocols registry errors",
     "workers": "types protocols data registry controller models rewards errors",
-    "kits": "types protocols data models errors",
+    "kits": "types protocols data models trainer errors",
     # the built-in plugins: no part of the core names them but through the registry
     "algorithms": "types protocols data workers errors",
     "backends": "types protocols data models errors",
@@ -58,7 +58,7 @@ BUDGETS = {
     "models": 530,
     "rewards": 790,
     "workers": 520,
-    "kits": 700,
+    "kits": 1_000,
     "algorithms": 450,
     "backends": 270,
     "rollouts": 510,

@@ -9,19 +9,20 @@ import sys
 
 import pytest
 import torch
-from rlcore_sglang import SGLangConfig, install, loader, serve
-from rlcore_sglang.config import _OURS
-from rlcore_sglang.install import SGLangMissing, check_installed, wanted_version
-from rlcore_sglang.memory import cache_tokens
-from rlcore_sglang.own import advice, engine_environment, engine_options, last_error
+from rlcore_sglang import SGLangConfig, loader, serve
+from rlcore_sglang.install import check_installed, wanted_version
+from rlcore_sglang.own import _cache_tokens, advice, engine_environment, engine_options, last_error
 from rlcore_sglang.requests import Answer, Response, sampling_params
-from rlcore_sglang.rollout import SGLangRollout, _mesh
+from rlcore_sglang.rollout import SGLangRollout
 from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 
 from rlcore.config.build import build
 from rlcore.controller.runtime import RuntimeConfig
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
+from rlcore.kits.engine import install
+from rlcore.kits.engine import serve as kit
 from rlcore.kits.engine.checks import Limits
+from rlcore.kits.engine.install import EngineMissing
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.testing.waiting import HANG_S
@@ -71,7 +72,7 @@ def test_an_engine_option_that_rlcore_sets_cannot_be_given(small_model, device):
     context = RolloutContext(device=device)
     set_here = engine_options(SGLangConfig(), ModelConfig(path=small_model), context, LIMITS).keys()
     free = {"grammar_backend", "random_seed", "log_level", "attention_backend", "sleep_on_idle"}
-    assert set_here - free <= _OURS.keys()
+    assert set_here - free <= SGLangConfig.SET_BY_RLCORE.keys()
 
 
 def test_a_fixed_cache_size_is_refused_on_a_gpu(small_model):
@@ -95,10 +96,10 @@ def test_float32_on_a_gpu_is_refused_without_an_attention_backend(small_model):
 
 
 def test_a_server_in_float32_on_a_gpu_is_refused(small_model, monkeypatch):
-    monkeypatch.setattr(serve, "_device", lambda: "cuda:0")
+    monkeypatch.setattr(kit, "_device", lambda: "cuda:0")
     monkeypatch.setattr(serve, "check_installed", lambda **needs: None)
     started = []
-    monkeypatch.setattr(serve.os, "execve", lambda python, command, variables: started.append(command))
+    monkeypatch.setattr(kit.os, "execve", lambda python, command, variables: started.append(command))
 
     with pytest.raises(SystemExit, match=r"--precision float32: .*\nType  --precision bfloat16 "):
         serve.main([small_model])
@@ -132,7 +133,7 @@ def test_a_start_that_runs_out_of_memory_suggests_another_memory_setting(cause, 
     ],
 )
 def test_engine_memory_follows_the_settings(setting, device, taken, monkeypatch):
-    monkeypatch.setattr(install, "_version", lambda name: "0.5.21")
+    monkeypatch.setattr(install, "installed_version", lambda name: "0.5.21")
     assert SGLangRollout.engine_bytes(SGLangConfig(**setting), 10, 20, device=device) == taken
 
 
@@ -141,23 +142,6 @@ def test_a_missing_weights_directory_is_reported(small_model, way):
     config = SGLangConfig(weights_directory="/nowhere", weights=way)
     with pytest.raises(InfrastructureError, match=r"rollout.weights_directory=/nowhere: .*\nType another"):
         send(Recording(), iter([("a", torch.ones(4))]), 3, config=config, device="cpu", path=small_model)
-
-
-def test_urls_are_split_without_their_trailing_slash():
-    assert SGLangConfig(url="http://a:1/, https://b:2").urls == ["http://a:1", "https://b:2"]
-
-
-@pytest.mark.parametrize(("rank", "dp_rank", "returns"), [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, False)])
-def test_consecutive_ranks_share_an_engine_and_only_the_first_returns_samples(rank, dp_rank, returns):
-    mesh = _mesh(SGLangConfig(tensor_parallel=2), RolloutContext(rank=rank, world_size=4))
-    assert (mesh.dp_rank, mesh.dp_size, mesh.returns) == (dp_rank, 2, returns)
-
-
-def test_an_engine_size_that_does_not_divide_the_pool_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"tensor_parallel=3 does not divide the 4 ranks[\s\S]*\(1, 2, 4 are possible\)"
-    ):
-        _mesh(SGLangConfig(tensor_parallel=3), RolloutContext(rank=0, world_size=4))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +336,7 @@ def test_a_full_weights_directory_is_an_error_and_not_a_crash(tmp_path, monkeypa
 def test_a_cache_too_small_for_one_sequence_is_refused(small_model):
     config = SGLangConfig(kv_cache_gb=1e-6)
     with pytest.raises(ConfigError, match="one sequence needs") as caught:
-        cache_tokens(config, ModelConfig(path=small_model), LIMITS)
+        _cache_tokens(config, ModelConfig(path=small_model), LIMITS)
     assert "rollout.max_model_len=" in str(caught.value)
 
 
@@ -364,20 +348,20 @@ def test_a_cache_too_small_for_one_sequence_is_refused(small_model):
     ],
 )
 def test_a_missing_or_unsupported_sglang_is_refused_with_the_command_to_type(monkeypatch, installed, message):
-    monkeypatch.setattr(install, "_version", lambda name: installed.get(name, ""))
-    with pytest.raises(SGLangMissing, match=message) as caught:
+    monkeypatch.setattr(install, "installed_version", lambda name: installed.get(name, ""))
+    with pytest.raises(EngineMissing, match=message) as caught:
         check_installed()
     assert f'pip install "{wanted_version()}"' in str(caught.value)
     assert "rollout.python=OTHER_ENVIRONMENT/bin/python" in str(caught.value)
-    with pytest.raises(SGLangMissing, match=message):
+    with pytest.raises(EngineMissing, match=message):
         SGLangRollout.engine_bytes(SGLangConfig(), 10, 20, device=0)
     assert SGLangRollout.engine_bytes(SGLangConfig(python="other/bin/python"), 10, 20, device=0) == 30
 
 
 def test_a_gpu_without_the_kernel_package_is_refused(monkeypatch):
-    monkeypatch.setattr(install, "_version", lambda name: {"sglang": "0.5.21"}.get(name, ""))
+    monkeypatch.setattr(install, "installed_version", lambda name: {"sglang": "0.5.21"}.get(name, ""))
     assert check_installed() == "0.5.21"
-    with pytest.raises(SGLangMissing, match="sglang-kernel on a GPU, which is not installed"):
+    with pytest.raises(EngineMissing, match="sglang-kernel on a GPU, which is not installed"):
         check_installed(needs_kernels=True)
 
 

@@ -27,10 +27,10 @@ import torch
 
 from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, InfrastructureError, ModelError, UserError
 from rlcore.kits.engine.checks import Limits
+from rlcore.kits.engine.memory import bytes_per_token, cache_bytes
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore_sglang.config import SGLangConfig, check_precision
-from rlcore_sglang.memory import cache_tokens
 from rlcore_sglang.requests import Answer
 from rlcore_sglang.weights import LOADER
 
@@ -265,12 +265,19 @@ def engine_options(config: SGLangConfig, model: ModelConfig, context: RolloutCon
         "log_level": "error",
     }
     if is_cpu:
-        options["max_total_tokens"] = cache_tokens(config, model, limits)
+        options["max_total_tokens"] = _cache_tokens(config, model, limits)
         options |= {"attention_backend": "torch_native", "sleep_on_idle": True}
     else:
         options["mem_fraction_static"] = config.gpu_memory_utilization
         options |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     return options | dict(config.engine_options)
+
+
+def _cache_tokens(config: SGLangConfig, model: ModelConfig, limits: Limits) -> int:
+    """Return the size of an engine's KV cache on a CPU, in tokens."""
+    token_bytes = bytes_per_token(model)
+    size = cache_bytes(config, context_length=limits.context_length, spare_tokens=1, token_bytes=token_bytes)
+    return size // token_bytes
 
 
 def advice(cause: str, config: SGLangConfig) -> str:

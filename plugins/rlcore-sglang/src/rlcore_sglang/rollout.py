@@ -12,10 +12,12 @@ from torch import Tensor
 
 from rlcore.errors import ConfigError, DeadlineExceeded
 from rlcore.kits.engine.checks import ExpectedWeights, Limits, Readiness, read_limits
+from rlcore.kits.engine.memory import taken_bytes
+from rlcore.kits.engine.ranks import engine_mesh
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.types import Mesh, Request, Sample
+from rlcore.types import Request, Sample
 from rlcore_sglang.config import SGLangConfig, check_precision
 from rlcore_sglang.install import check_installed
 from rlcore_sglang.requests import Answer, Response, sampling_params
@@ -41,7 +43,7 @@ class SGLangRollout:
 
     def __init__(self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         check_directory(model.path)
-        self.mesh = _mesh(config, context)
+        self.mesh = engine_mesh(config, context)
         self._config, self._path, self._device = config, model.path, context.device
         self._expected = ExpectedWeights(model.path)
         self._limits = read_limits(model.path, config.max_model_len)
@@ -104,18 +106,12 @@ class SGLangRollout:
     def engine_bytes(config: SGLangConfig, weights: int, cache: int, *, device: int) -> int:
         """Return the memory that the engine takes on one device.
 
-        An engine started by this rollout always takes its configured share of a GPU; a server uses other devices.
-
         Raises:
-            SGLangMissing: SGLang is not installed here, and the engine needs it.
+            EngineMissing: SGLang is not installed here, and the engine needs it.
         """
-        if config.url:
-            return 0
-        if not config.python:
+        if not (config.url or config.python):
             check_installed(needs_kernels=device > 0)
-        if config.kv_cache_gb:
-            return weights + int(config.kv_cache_gb * 2**30) // config.tensor_parallel
-        return int(device * config.gpu_memory_utilization) if device else weights + cache
+        return taken_bytes(config, weights, cache, device=device, num_sharing=config.tensor_parallel)
 
     @staticmethod
     def check_model(config: SGLangConfig, *, model: ModelConfig, device: str) -> None:
@@ -205,26 +201,6 @@ def _devices(config: SGLangConfig, context: RolloutContext) -> list[str]:
             "Set  rollout.tensor_parallel  to a divisor of  pools.rollout.devices_per_node"
         )
     return [device for _, device in places]
-
-
-def _mesh(config: SGLangConfig, context: RolloutContext) -> Mesh:
-    """Assign consecutive ranks to one engine; the first of them returns its samples."""
-    size, rank = config.tensor_parallel, context.rank
-    if config.url:
-        size = 1
-    if context.world_size % size:
-        fitting = [str(n) for n in range(1, context.world_size + 1) if context.world_size % n == 0]
-        raise ConfigError(
-            f"rollout.tensor_parallel={size} does not divide the {context.world_size} ranks of the rollout's pool\n"
-            f"Type  rollout.tensor_parallel={fitting[-1]}   ({', '.join(fitting)} are possible)"
-        )
-    return Mesh(
-        rank=rank,
-        world_size=context.world_size,
-        dp_rank=rank // size,
-        dp_size=context.world_size // size,
-        returns=rank % size == 0,
-    )
 
 
 def _late(timeout_s: float, number: int) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError, InfrastructureError
-from rlcore.kits import http
 from rlcore.kits.engine.checks import Limits
+from rlcore.kits.engine.ranks import server_client, server_url
+from rlcore.kits.http import BadAnswer
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -33,11 +34,9 @@ class SGLangServerClient:
     """Client of one server."""
 
     def __init__(self, config: SGLangConfig, *, model: ModelConfig, context: RolloutContext, limits: Limits) -> None:
-        own = _own_url(config, context)
-        start, key = "python -m rlcore_sglang.serve MODEL --port PORT", http.bearer(config.api_key_variable)
-        urls = (own, config.router or own, *config.urls)
+        own = server_url(config, context)
         self._server, self._front, *self._all = (
-            http.JsonClient(url, "SGLang", config.timeout_s, start, key) for url in urls
+            server_client(config, url) for url in (own, config.router or own, *config.urls)
         )
         self._prefix, self._num_requests = uuid.uuid4().hex, 0
         self.num_ranks, is_ours = self._check(config, model, limits)
@@ -64,7 +63,7 @@ class SGLangServerClient:
             fields["serialized_named_tensors"] = [base64.b64encode(payload).decode() for payload in payloads]
         try:
             self._server.call("POST", f"/{action}", fields)
-        except http.BadAnswer as error:
+        except BadAnswer as error:
             if error.status != 404:
                 raise
             raise ConfigError(
@@ -83,7 +82,7 @@ class SGLangServerClient:
         """
         try:
             about, info = (self._server.call("GET", path) for path in ("/model_info", "/server_info"))
-        except http.BadAnswer as error:
+        except BadAnswer as error:
             reason = f"is not an SGLang server: {str(error).partition(chr(10))[0]}"
             raise _unfit(
                 self._server.url, model, reason, f"; a router is  rollout.router={self._server.url}"
@@ -136,12 +135,3 @@ def _unfit(url: str, model: ModelConfig, reason: str, more_advice: str = "") -> 
     return ConfigError(
         f"rollout.url={url} {reason}\nStart one with  python -m rlcore_sglang.serve {model.path} --port PORT{more_advice}"
     )
-
-
-def _own_url(config: SGLangConfig, context: RolloutContext) -> str:
-    if len(config.urls) != context.world_size:
-        raise ConfigError(
-            f"rollout.url names {len(config.urls)} servers, but the rollout's pool has {context.world_size} ranks\n"
-            f"Type  placement=split pools.rollout.device=cpu pools.rollout.devices_per_node={len(config.urls)}"
-        )
-    return config.urls[context.rank]

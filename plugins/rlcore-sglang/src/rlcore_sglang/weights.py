@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import InfrastructureError, RlcoreError
+from rlcore.kits.engine.buckets import buckets, naming_directory
 from rlcore_sglang.config import SGLangConfig
 
 LOADER = "rlcore_sglang.loader.load"
@@ -116,28 +117,13 @@ def _through_directory(
     from safetensors.torch import save_file
 
     with (
-        _file_errors_named(config.weights_directory),
+        naming_directory(config.weights_directory),
         tempfile.TemporaryDirectory(prefix="rlcore-", dir=config.weights_directory) as directory,
     ):
         shutil.copy(Path(path) / "config.json", directory)
-        with _Memory() as memory:
-            for number, entries in enumerate(pieces(weights, config.bucket_mb * _MB, memory)):
-                tensors = {name: memory.view(dtype, shape, offset) for name, dtype, shape, offset in entries}
-                save_file(tensors, Path(directory) / f"model-{number:05d}.safetensors")
+        for number, bucket in enumerate(buckets(weights, config.bucket_mb * _MB)):
+            save_file(bucket, Path(directory) / f"model-{number:05d}.safetensors")
         engine.control("update_weights_from_disk", model_path=directory, flush_cache=flush)
-
-
-@contextlib.contextmanager
-def _file_errors_named(directory: str) -> Iterator[None]:
-    """Convert file errors to one that names the setting."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (FileNotFoundError, PermissionError, SafetensorError) as error:
-        raise InfrastructureError(
-            f"rollout.weights_directory={directory}: {error}\nType another  rollout.weights_directory"
-        ) from error
 
 
 Entry = tuple[str, str, list[int], int]
@@ -203,7 +189,7 @@ class _SharedFile(_Memory):
     def __init__(self, directory: str) -> None:
         super().__init__()
         self._directory = directory
-        with _file_errors_named(directory):
+        with naming_directory(directory):
             descriptor, self._path = tempfile.mkstemp(prefix="rlcore-", suffix=".weights", dir=directory)
         os.close(descriptor)
 

@@ -9,23 +9,28 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcore.errors import ConfigError, InfrastructureError, ModelError
-from rlcore.kits.engine.checks import Limits, end_ids
+from rlcore.kits.engine.checks import Limits, end_ids, read_limits
+from rlcore.kits.engine.memory import bytes_per_token, cache_bytes
+from rlcore.models.load import read_config
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.types import Request, Sample
-from rlcore_vllm import adapters, host, memory
+from rlcore_vllm import adapters, host
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
 from rlcore_vllm.requests import check_dropped, check_taken, sample
 
 _CPU_BLOCK_TOKENS = 32
 """Block size of the KV cache: the smallest that vLLM's CPU attention supports. Prefixes are reused in whole blocks."""
+_SPARE_TOKENS = 256
+"""Room in a CPU's KV cache in addition to each sequence: for rounding up, and for a block that vLLM reserves."""
 _CPU_STEP_TOKENS = 4096
 """Minimum number of tokens that one step can prefill."""
 _PAUSE_S = 0.005
@@ -236,7 +241,7 @@ def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext
 
 
 def _check_heads(config: VLLMConfig, path: str) -> None:
-    size, heads = config.tensor_parallel, memory.text_config(path).get("num_attention_heads", 1)
+    size, heads = config.tensor_parallel, read_config(Path(path)).get_text_config().num_attention_heads
     if heads % size:
         fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ConfigError(
@@ -276,13 +281,22 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
     if context.world_size > 1:
         options |= {"distributed_executor_backend": "external_launcher", "disable_custom_all_reduce": True}
     if is_cpu:
-        options |= {"block_size": _CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": memory.cache_bytes(config, model)}
+        context_length = read_limits(model.path, config.max_model_len).context_length
+        options |= {
+            "block_size": _CPU_BLOCK_TOKENS,
+            "kv_cache_memory_bytes": _cache_bytes(config, model, context_length),
+        }
         # vLLM 0.32 cannot rewind the seed of a partially prefilled request, because CPU generators have no offset.
-        context_length = config.max_model_len or memory.context_length(model.path)
         options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_CPU_STEP_TOKENS, context_length)}
     elif config.kv_cache_gb:
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
     return options | dict(config.engine_options)
+
+
+def _cache_bytes(config: VLLMConfig, model: ModelConfig, context_length: int) -> int:
+    """Return the size of the KV cache of a rank on a CPU."""
+    token_bytes = max(1, bytes_per_token(model) // config.tensor_parallel)
+    return cache_bytes(config, context_length=context_length, spare_tokens=_SPARE_TOKENS, token_bytes=token_bytes)
 
 
 def _end_groups(keep_default: bool) -> None:

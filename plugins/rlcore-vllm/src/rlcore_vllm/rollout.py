@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rlcore.errors import ConfigError
 from rlcore.kits.engine.checks import ExpectedWeights, Limits, Readiness
+from rlcore.kits.engine.memory import taken_bytes
+from rlcore.kits.engine.ranks import engine_mesh
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.types import Mesh, Request, Sample
+from rlcore.types import Request, Sample
 from rlcore_vllm.adapters import ExpectedAdapters
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
@@ -50,7 +51,7 @@ class VLLMRollout:
 
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         check_directory(model.path)
-        self.mesh = _mesh(config, context)
+        self.mesh = engine_mesh(config, context)
         self._expected = (
             ExpectedAdapters(model.path, config.lora_rank) if config.lora_rank else ExpectedWeights(model.path)
         )
@@ -92,17 +93,12 @@ class VLLMRollout:
     def engine_bytes(config: VLLMConfig, weights: int, cache: int, *, device: int) -> int:
         """Return the memory that the engine takes on one device.
 
-        An in-process engine always takes its configured share of a GPU; a server uses other devices.
-
         Raises:
-            VLLMMissing: vLLM is not installed here, and the engine needs it.
+            EngineMissing: vLLM is not installed here, and the engine needs it.
         """
-        if config.url:
-            return 0
-        check_installed()
-        if config.kv_cache_gb:
-            return weights + int(config.kv_cache_gb * 2**30)
-        return int(device * config.gpu_memory_utilization) if device else weights + cache
+        if not config.url:
+            check_installed()
+        return taken_bytes(config, weights, cache, device=device)
 
     def sleep(self) -> None:
         """Free the device's memory."""
@@ -139,21 +135,3 @@ def _engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext) -> 
     from rlcore_vllm.inprocess import InProcessEngine
 
     return InProcessEngine(config, model=model, context=context)
-
-
-def _mesh(config: VLLMConfig, context: RolloutContext) -> Mesh:
-    """Assign consecutive ranks to one engine; the first of them returns its samples."""
-    size, rank = 1 if config.url else config.tensor_parallel, context.rank
-    if context.world_size % size:
-        fitting = [str(n) for n in range(1, context.world_size + 1) if context.world_size % n == 0]
-        raise ConfigError(
-            f"rollout.tensor_parallel={size} does not divide the {context.world_size} ranks of the rollout's pool\n"
-            f"Type  rollout.tensor_parallel={fitting[-1]}   ({', '.join(fitting)} are possible)"
-        )
-    return Mesh(
-        rank=rank,
-        world_size=context.world_size,
-        dp_rank=rank // size,
-        dp_size=context.world_size // size,
-        returns=rank % size == 0,
-    )

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from rlcore.controller.weights import Broadcast, meeting_point
 from rlcore.errors import ConfigError, InfrastructureError
-from rlcore.kits import http
+from rlcore.kits.engine.buckets import buckets, naming_directory
 from rlcore.kits.engine.checks import Limits, end_ids
+from rlcore.kits.engine.ranks import server_client, server_url
+from rlcore.kits.http import BadAnswer
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -41,9 +43,8 @@ class VLLMServerClient:
 
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         self._config = config
-        self._url = _own_url(config, context)
-        start, key = "python -m rlcore_vllm.serve MODEL --port PORT", http.bearer(config.api_key_variable)
-        self._server = http.JsonClient(self._url, "vLLM", config.timeout_s, start, key)
+        self._url = server_url(config, context)
+        self._server = server_client(config, self._url)
         self._paused, self._version = False, 0
         self._num_in_flight, self._stale = 0, False
         self._device = context.device
@@ -91,7 +92,7 @@ class VLLMServerClient:
             if self._config.weights == "broadcast":
                 self._send(weights)
             else:
-                for number, bucket in enumerate(_buckets(weights, self._config.bucket_mb * _MB)):
+                for number, bucket in enumerate(buckets(weights, self._config.bucket_mb * _MB)):
                     self._hand_over(bucket, number)
             check_taken(self._call("rlcore_missing"))
         except BaseException:
@@ -134,26 +135,19 @@ class VLLMServerClient:
     def _begin(self) -> None:
         try:
             self._post("/start_weight_update")
-        except http.BadAnswer:  # a killed run left an update open
+        except BadAnswer:  # a killed run left an update open
             self._post("/finish_weight_update", {})
             self._post("/start_weight_update")
 
     def _hand_over(self, bucket: dict[str, Tensor], number: int) -> None:
         """Send one bucket. Each has its own file, because vLLM reads from it until all of its layers are complete."""
-        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         where = self._config.weights_directory
-        try:
-            with tempfile.TemporaryDirectory(prefix="rlcore-", dir=where) as directory:
-                path = Path(directory) / f"{number}.safetensors"
-                save_file(bucket, path)
-                self._post("/update_weights", {"update_info": {"path": str(path)}})
-        except (FileNotFoundError, PermissionError, SafetensorError) as error:
-            raise InfrastructureError(
-                f"rollout.weights_directory={where}: {error}\n"
-                "Type another  rollout.weights_directory , or  rollout.bucket_mb=16  if it is full"
-            ) from error
+        with naming_directory(where), tempfile.TemporaryDirectory(prefix="rlcore-", dir=where) as directory:
+            path = Path(directory) / f"{number}.safetensors"
+            save_file(bucket, path)
+            self._post("/update_weights", {"update_info": {"path": str(path)}})
 
     def _send(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         self._group = self._group or self._join()
@@ -215,25 +209,3 @@ class VLLMServerClient:
 
     def _post(self, path: str, body: Any = None) -> Any:
         return self._server.call("POST", path, body)
-
-
-def _own_url(config: VLLMConfig, context: RolloutContext) -> str:
-    if len(config.urls) != context.world_size:
-        raise ConfigError(
-            f"rollout.url names {len(config.urls)} servers, but the rollout's pool has {context.world_size} ranks\n"
-            f"Type  placement=split pools.rollout.device=cpu pools.rollout.devices_per_node={len(config.urls)}"
-        )
-    return config.urls[context.rank]
-
-
-def _buckets(weights: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
-    """Group the weights into buckets of at most `limit` bytes; a larger tensor gets its own bucket."""
-    bucket: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in weights:
-        if bucket and size + tensor.nbytes > limit:
-            yield bucket
-            bucket, size = {}, 0
-        bucket[name] = tensor.to("cpu", copy=True).contiguous()  # copied, as the tensor is valid only in this iteration
-        size += tensor.nbytes
-    yield bucket
