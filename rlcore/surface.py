@@ -89,7 +89,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.kits.engine.checks": "ExpectedWeights Limits Readiness check_finite end_ids read_limits unfit",
     "rlcore.kits.engine.config": "EngineConfig",
     "rlcore.kits.engine.install": "EngineMissing check_version installed_version wanted_version",
-    "rlcore.kits.engine.memory": "bytes_per_token cache_bytes taken_bytes",
+    "rlcore.kits.engine.memory": "bytes_per_token cache_bytes start_advice taken_bytes",
     "rlcore.kits.engine.ranks": "engine_mesh server_client server_url",
     "rlcore.kits.engine.serve": "ServerOptions flags serve",
     "rlcore.kits.http": "BadAnswer JsonClient bearer",

@@ -17,7 +17,7 @@ from rlcore.kits.engine import serve as serve_module
 from rlcore.kits.engine.buckets import buckets, naming_directory
 from rlcore.kits.engine.config import EngineConfig
 from rlcore.kits.engine.install import EngineMissing, check_version, wanted_version
-from rlcore.kits.engine.memory import taken_bytes
+from rlcore.kits.engine.memory import start_advice, taken_bytes
 from rlcore.kits.engine.ranks import engine_mesh, server_client, server_url
 from rlcore.kits.engine.serve import flags, serve
 from rlcore.protocols.rollout import RolloutContext
@@ -213,6 +213,20 @@ def test_an_error_of_a_weight_file_names_the_directory():
 )
 def test_engine_memory_follows_the_settings(settings, device, taken):
     assert taken_bytes(DiceConfig(**settings), 10, 20, device=device, num_sharing=2) == taken
+
+
+@pytest.mark.parametrize(
+    ("cause", "advice"),
+    [
+        ("CUDA out of memory. Tried to allocate", "rollout.gpu_memory_utilization=…  (now 0.5)"),
+        ("the cache is too small … Try decreasing `max_model_len`", "rollout.max_model_len=4096"),
+        ("no such architecture", "rollout=hf"),
+    ],
+)
+def test_a_start_that_runs_out_of_memory_suggests_another_memory_setting(cause, advice):
+    suggested = start_advice(cause, DiceConfig())
+
+    assert advice in suggested and ("rollout=hf" in suggested) == (advice == "rollout=hf")
 
 
 @pytest.mark.parametrize(

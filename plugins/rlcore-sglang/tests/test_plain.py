@@ -11,7 +11,7 @@ import pytest
 import torch
 from rlcore_sglang import SGLangConfig, loader, serve
 from rlcore_sglang.install import check_installed, wanted_version
-from rlcore_sglang.own import _cache_tokens, advice, engine_environment, engine_options, last_error
+from rlcore_sglang.own import _cache_tokens, engine_environment, engine_options, last_error
 from rlcore_sglang.requests import Answer, Response, sampling_params
 from rlcore_sglang.rollout import SGLangRollout
 from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
@@ -112,14 +112,6 @@ def test_a_server_in_float32_on_a_gpu_is_refused(small_model, monkeypatch):
 def test_an_environment_variable_that_changes_log_probs_does_not_reach_the_engine(monkeypatch):
     monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
     assert "SGLANG_RETURN_ORIGINAL_LOGPROB" not in engine_environment(SGLangConfig(), RolloutContext(), [])
-
-
-@pytest.mark.parametrize(
-    ("cause", "message"),
-    [("RuntimeError: Not enough memory. Please try", "gpu_memory_utilization"), ("ValueError: ?", "rollout=hf")],
-)
-def test_a_start_that_runs_out_of_memory_suggests_another_memory_setting(cause, message):
-    assert message in advice(cause, SGLangConfig())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from conftest import make_vllm, requests_of
 from models import save_tiny
 from rlcore_vllm import VLLMConfig, VLLMRollout, host, install
-from rlcore_vllm.inprocess import _advice, _cache_bytes, engine_options
+from rlcore_vllm.inprocess import _cache_bytes, engine_options
 from rlcore_vllm.requests import sample
 
 from rlcore.errors import ConfigError, ModelError
@@ -98,19 +98,6 @@ def test_tensor_parallelism_must_divide_the_heads(small_model):
             model=ModelConfig(path=small_model),
             context=RolloutContext(world_size=3),
         )
-
-
-@pytest.mark.parametrize(
-    ("text", "advice"),
-    [
-        ("CUDA out of memory. Tried to allocate", "gpu_memory_utilization"),
-        ("KV cache is needed, which is larger than … Try decreasing `max_model_len`", "max_model_len"),
-        ("no such architecture", "rollout=hf"),
-    ],
-)
-def test_a_start_that_runs_out_of_memory_suggests_another_memory_setting(text, advice):
-    suggested = _advice(RuntimeError(text), VLLMConfig())
-    assert advice in suggested and ("rollout=hf" in suggested) == (advice == "rollout=hf")
 
 
 def test_a_response_aborted_before_its_first_token_becomes_an_empty_sample():

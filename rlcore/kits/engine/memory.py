@@ -60,3 +60,11 @@ def taken_bytes(config: EngineConfig, weights: int, cache: int, *, device: int, 
     if config.kv_cache_gb:
         return weights + int(config.kv_cache_gb * 2**30) // num_sharing
     return int(device * config.gpu_memory_utilization) if device else weights + cache
+
+
+def start_advice(cause: str, config: EngineConfig) -> str:
+    """Return what to type after an engine has failed to start with this error."""
+    if not any(word in cause.lower() for word in ("memory", "max_model_len")):
+        return "Use another engine for this model:  rollout=hf"
+    share = config.gpu_memory_utilization
+    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or shorten:  rollout.max_model_len=4096"

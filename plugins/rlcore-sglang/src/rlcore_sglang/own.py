@@ -27,7 +27,7 @@ import torch
 
 from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, InfrastructureError, ModelError, UserError
 from rlcore.kits.engine.checks import Limits
-from rlcore.kits.engine.memory import bytes_per_token, cache_bytes
+from rlcore.kits.engine.memory import bytes_per_token, cache_bytes, start_advice
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore_sglang.config import SGLangConfig, check_precision
@@ -153,7 +153,7 @@ class EngineProcess:
                 ) from None
             cause = last_error(log, text)
             raise ModelError(
-                f"SGLang cannot serve model.path={model.path}: {cause}\n{advice(cause, config)}"
+                f"SGLang cannot serve model.path={model.path}: {cause}\n{start_advice(cause, config)}"
             ) from error
 
     def _ask(self, action: str, fields: dict[str, Any]) -> tuple[int, Future[Any]]:
@@ -278,14 +278,6 @@ def _cache_tokens(config: SGLangConfig, model: ModelConfig, limits: Limits) -> i
     token_bytes = bytes_per_token(model)
     size = cache_bytes(config, context_length=limits.context_length, spare_tokens=1, token_bytes=token_bytes)
     return size // token_bytes
-
-
-def advice(cause: str, config: SGLangConfig) -> str:
-    """Return what to type after a failed start."""
-    if "memory" not in cause.lower():
-        return "Use another engine for this model:  rollout=hf"
-    share = config.gpu_memory_utilization
-    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or shorten:  rollout.max_model_len=4096"
 
 
 def last_error(log: str, otherwise: str) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlcore.errors import ConfigError, InfrastructureError, ModelError
 from rlcore.kits.engine.checks import Limits, end_ids, read_limits
-from rlcore.kits.engine.memory import bytes_per_token, cache_bytes
+from rlcore.kits.engine.memory import bytes_per_token, cache_bytes, start_advice
 from rlcore.models.load import read_config
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -235,7 +235,7 @@ def _make_engine(config: VLLMConfig, model: ModelConfig, context: RolloutContext
             engine.step()
     except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
         raise ModelError(
-            f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n{_advice(error, config)}"
+            f"vLLM cannot serve model.path={model.path}: {_first_line(error)}\n{start_advice(str(error), config)}"
         ) from error
     return engine, facts
 
@@ -306,14 +306,6 @@ def _end_groups(keep_default: bool) -> None:
     destroy_model_parallel()
     if not keep_default:
         destroy_distributed_environment()
-
-
-def _advice(error: BaseException, config: VLLMConfig) -> str:
-    """Return what to type after a failed start."""
-    if not any(word in str(error).lower() for word in ("memory", "max_model_len")):
-        return "Use another engine for this model:  rollout=hf"
-    share = config.gpu_memory_utilization
-    return f"Type  rollout.gpu_memory_utilization=…  (now {share:g}), or shorten:  rollout.max_model_len=4096"
 
 
 def _first_line(error: BaseException) -> str:
