@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
 from rlcore.kits.http import BadAnswer, JsonClient, bearer
 from rlcore.testing.waiting import HANG_S
 
@@ -69,6 +69,13 @@ def test_a_truncated_answer_is_an_error(ask, content, length):
         pytest.raises(InfrastructureError, match="incomplete response from the test server"),
     ):
         ask(server)
+
+
+def test_a_server_that_does_not_answer_in_time_is_an_error_with_the_setting(ask):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(DeadlineExceeded, match=r"within 0.1 s\nWait longer:  rollout.timeout_s=0.2 "):
+            ask(JsonClient(address, "test", 0.1, setting="rollout.timeout_s"))
 
 
 def test_an_error_response_is_raised_with_its_status(ask):

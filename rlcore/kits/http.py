@@ -45,6 +45,8 @@ class JsonClient:
     """Time limit of each answer, in seconds."""
     start: str = ""
     """Command that starts the server, for errors."""
+    setting: str = "timeout_s"
+    """Name of the setting with the time limit, for errors."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of every request, such as {"Authorization": "Bearer …"}."""
 
@@ -115,7 +117,7 @@ class JsonClient:
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"the {self.name} server at {self.url} did not answer {path} within {self.timeout_s:g} s\n"
-                "Wait longer:  rollout.timeout_s=3600   or see the server's log"
+                f"Wait longer:  {self.setting}={2 * self.timeout_s:g}   or see the server's log"
             ) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise InfrastructureError(

@@ -46,4 +46,4 @@ def server_url(config: EngineConfig, context: RolloutContext) -> str:
 def server_client(config: EngineConfig, url: str) -> JsonClient:
     """Return a client with the deadline and the key of the settings."""
     start = f"python -m {config.SERVE} MODEL --port PORT"
-    return JsonClient(url, config.ENGINE, config.timeout_s, start, bearer(config.api_key_variable))
+    return JsonClient(url, config.ENGINE, config.timeout_s, start, "rollout.timeout_s", bearer(config.api_key_variable))
