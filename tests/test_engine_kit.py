@@ -17,7 +17,7 @@ from rlcore.kits.engine import serve as serve_module
 from rlcore.kits.engine.buckets import buckets, naming_directory
 from rlcore.kits.engine.config import EngineConfig
 from rlcore.kits.engine.install import EngineMissing, check_version, wanted_version
-from rlcore.kits.engine.memory import start_advice, taken_bytes
+from rlcore.kits.engine.memory import cache_bytes, start_advice, taken_bytes
 from rlcore.kits.engine.ranks import engine_mesh, server_client, server_url
 from rlcore.kits.engine.serve import flags, serve
 from rlcore.protocols.rollout import RolloutContext
@@ -213,6 +213,19 @@ def test_an_error_of_a_weight_file_names_the_directory():
 )
 def test_engine_memory_follows_the_settings(settings, device, taken):
     assert taken_bytes(DiceConfig(**settings), 10, 20, device=device, num_sharing=2) == taken
+
+
+def test_a_cache_is_enough_for_all_sequences_and_at_most_a_quarter_of_the_free_memory():
+    def size(free=2**40, **settings):
+        return cache_bytes(DiceConfig(**settings), free=free, context_length=100, spare_tokens=28, token_bytes=512)
+
+    assert size(max_batch_size=3) == 3 * 128 * 512
+    assert size(max_batch_size=3, free=8 * 128 * 512) == 2 * 128 * 512
+    assert size(kv_cache_gb=0.5) == 2**29
+    with pytest.raises(ConfigError, match=r"100 tokens × 512 bytes = .*kv_cache_gb=1e-05 is .*\n.*kv_cache_gb=6.1e-05"):
+        size(kv_cache_gb=1e-5)
+    with pytest.raises(ConfigError, match="are free"):
+        size(kv_cache_gb=1, free=2**29)
 
 
 @pytest.mark.parametrize(

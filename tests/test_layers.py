@@ -58,7 +58,7 @@ BUDGETS = {
     "models": 530,
     "rewards": 790,
     "workers": 520,
-    "kits": 1_000,
+    "kits": 720,
     "algorithms": 450,
     "backends": 270,
     "rollouts": 510,

@@ -18,19 +18,17 @@ def bytes_per_token(model: ModelConfig) -> int:
     return size.num_layers * size.num_kv_values * (2 if model.precision == "bfloat16" else 4)
 
 
-def cache_bytes(config: EngineConfig, *, context_length: int, spare_tokens: int, token_bytes: int) -> int:
+def cache_bytes(config: EngineConfig, *, free: int, context_length: int, spare_tokens: int, token_bytes: int) -> int:
     """Return the size of the KV cache on a CPU: `kv_cache_gb`, or enough for `max_batch_size` sequences.
 
     Args:
+        free: available memory in bytes.
         spare_tokens: room that the engine needs in addition to each sequence.
         token_bytes: cache of one token, as `bytes_per_token` returns it, on one rank if `kv_cache_gb` is for one.
 
     Raises:
         ConfigError: not even one sequence fits, or the memory is not free.
     """
-    import psutil  # a dependency of the engines, which planning a run does not need
-
-    free = psutil.virtual_memory().available
     one = (context_length + spare_tokens) * token_bytes
     asked = int(config.kv_cache_gb * 2**30)
     granted = asked or min(config.max_batch_size * one, int(free * _FREE_SHARE))

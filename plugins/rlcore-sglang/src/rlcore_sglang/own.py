@@ -275,8 +275,16 @@ def engine_options(config: SGLangConfig, model: ModelConfig, context: RolloutCon
 
 def _cache_tokens(config: SGLangConfig, model: ModelConfig, limits: Limits) -> int:
     """Return the size of an engine's KV cache on a CPU, in tokens."""
+    import psutil  # a dependency of SGLang, which planning a run does not need
+
     token_bytes = bytes_per_token(model)
-    size = cache_bytes(config, context_length=limits.context_length, spare_tokens=1, token_bytes=token_bytes)
+    size = cache_bytes(
+        config,
+        free=psutil.virtual_memory().available,
+        context_length=limits.context_length,
+        spare_tokens=1,
+        token_bytes=token_bytes,
+    )
     return size // token_bytes
 
 

@@ -295,8 +295,15 @@ def engine_options(config: VLLMConfig, model: ModelConfig, context: RolloutConte
 
 def _cache_bytes(config: VLLMConfig, model: ModelConfig, context_length: int) -> int:
     """Return the size of the KV cache of a rank on a CPU."""
-    token_bytes = max(1, bytes_per_token(model) // config.tensor_parallel)
-    return cache_bytes(config, context_length=context_length, spare_tokens=_SPARE_TOKENS, token_bytes=token_bytes)
+    import psutil  # a dependency of vLLM, which planning a run does not need
+
+    return cache_bytes(
+        config,
+        free=psutil.virtual_memory().available,
+        context_length=context_length,
+        spare_tokens=_SPARE_TOKENS,
+        token_bytes=max(1, bytes_per_token(model) // config.tensor_parallel),
+    )
 
 
 def _end_groups(keep_default: bool) -> None:
