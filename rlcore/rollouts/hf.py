@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import ModelError
-from rlcore.kits.engine.checks import Readiness, check_finite, read_limits, unfit
+from rlcore.kits.engine.checks import Readiness, check_finite, matched, read_limits
 from rlcore.models.comparison import check_attention
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
@@ -100,8 +100,10 @@ class HFRollout:
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Copy all parameters, tied ones once under any name; the engine refuses to generate until it succeeds."""
-        with self._state.loading(version):
-            self._copy(weights, version)
+        with self._state.loading(version), torch.no_grad():
+            parameters = dict(self._model.named_parameters(remove_duplicate=False))
+            for name, tensor in matched(weights, parameters, version):
+                parameters[name].copy_(tensor)
         self._num_loads += 1
         self._version = version
 
@@ -127,20 +129,6 @@ class HFRollout:
     def close(self) -> None:
         """Release the model."""
         self._model, self._state.is_closed = None, True
-
-    def _copy(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        missing = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        for name, tensor in weights:
-            parameter = parameters.get(name)
-            if parameter is None or parameter.shape != tensor.shape:
-                here = "unknown" if parameter is None else str(tuple(parameter.shape))
-                raise unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
-            with torch.no_grad():
-                parameter.copy_(tensor)
-            missing.pop(id(parameter), None)
-        if missing:
-            raise unfit(version, f"{len(missing)} weights are missing, the first is '{next(iter(missing.values()))}'")
 
     def _row(self, request: Request) -> _Row:
         """Return the request with its limits; refuse one that cannot run."""

@@ -140,7 +140,7 @@ class ExpectedWeights:
             model: Any = AutoModelForCausalLM.from_config(config)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        self._identity = {name: id(parameter) for name, parameter in parameters.items()}
+        self._parameters: dict[str, Tensor] = parameters
         self._model = model if get_model_conversion_mapping(model, add_legacy=False) else None
 
     def checked(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
@@ -149,15 +149,8 @@ class ExpectedWeights:
         Raises:
             ModelError: a weight is unknown or has another shape, or some are missing at the end.
         """
-        missing = {identity: name for name, identity in reversed(self._identity.items())}
-        for name, tensor in weights:
-            if self.shapes.get(name) != tuple(tensor.shape):
-                here = self.shapes.get(name, "unknown")
-                raise unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
-            if first := missing.pop(self._identity[name], None):
-                yield from self._as_stored(first, tensor.detach())
-        if missing:
-            raise unfit(version, f"{len(missing)} weights are missing, the first is '{next(iter(missing.values()))}'")
+        for name, tensor in matched(weights, self._parameters, version):
+            yield from self._as_stored(name, tensor)
 
     def _as_stored(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import revert_weight_conversion
@@ -166,6 +159,28 @@ class ExpectedWeights:
             yield name, tensor
         else:
             yield from revert_weight_conversion(self._model, {name: tensor}).items()
+
+
+def matched(
+    weights: Iterator[tuple[str, Tensor]], parameters: dict[str, Tensor], version: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield one weight for each distinct parameter, under its first name.
+
+    Args:
+        parameters: the model's, tied ones under each of their names.
+
+    Raises:
+        ModelError: a weight is unknown or has another shape, or some are missing at the end.
+    """
+    missing = {id(parameter): name for name, parameter in reversed(parameters.items())}
+    for name, tensor in weights:
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            here = tuple(parameters[name].shape) if name in parameters else "unknown"
+            raise unfit(version, f"weight '{name}' {tuple(tensor.shape)} is {here} in the rollout's model")
+        if first := missing.pop(id(parameters[name]), None):
+            yield first, tensor.detach()
+    if missing:
+        raise unfit(version, f"{len(missing)} weights are missing, the first is '{next(iter(missing.values()))}'")
 
 
 def unfit(version: int, reason: str, advice: str = "") -> ModelError:
