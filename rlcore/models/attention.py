@@ -8,7 +8,7 @@ Shapes: T tokens, H heads, D head size, n samples of a bucket, L the longest len
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -172,13 +172,13 @@ def _side_by_side(states: Tensor, bucket: _Bucket) -> Tensor:
     return chosen.reshape(heads, bucket.num_samples, bucket.longest, size).transpose(0, 1)
 
 
-def register() -> None:
-    """Register "rlcore_packed" with transformers. May be called twice."""
+def register(name: str = NAME, attend: Callable[..., tuple[Tensor, None]] = packed_attention) -> None:
+    """Register an attention function with transformers, with the window in place of a mask. May be called twice."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, window_of_mask)
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, window_of_mask)
 
 
 def window_of_mask(*args: Any, local_size: int | None = None, **options: Any) -> int | None:

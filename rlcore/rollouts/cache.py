@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcore.errors import ModelError
-from rlcore.models.attention import Packing, capped_attention, packed_attention, window_of_mask
+from rlcore.models.attention import Packing, capped_attention, packed_attention
 
 NAME = "rlcore_cached"
 _MEANINGLESS = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
@@ -180,12 +180,3 @@ def cached_attention(
     window = attention_mask if sliding_window is None else sliding_window
     meaning = {"scaling": scaling, "sliding_window": window, "softcap": softcap}
     return step.attend(module, query, key, value, meaning), None
-
-
-def register() -> None:
-    """Register "rlcore_cached" with transformers. May be called twice."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
-    AttentionInterface.register(NAME, cached_attention)
-    AttentionMaskInterface.register(NAME, window_of_mask)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlcore.errors import ModelError
 from rlcore.kits.engine.checks import Readiness, check_finite, matched, read_limits
+from rlcore.models import attention
 from rlcore.models.comparison import check_attention
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
@@ -54,7 +55,7 @@ class HFRollout:
     Config = HFConfig
 
     def __init__(self, config: HFConfig, *, model: ModelConfig, context: RolloutContext) -> None:
-        cache.register()
+        attention.register(cache.NAME, cache.cached_attention)
         self.mesh = Mesh(
             rank=context.rank, world_size=context.world_size, dp_rank=context.rank, dp_size=context.world_size
         )
