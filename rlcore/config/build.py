@@ -10,13 +10,12 @@ steps=1"), starting with the name of the field; `build` prepends the section.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rlcore.config.schema import Choice, RewardItem
 from rlcore.errors import ConfigError, did_you_mean
-from rlcore.protocols.reward import Relative
 
 T = TypeVar("T")
 
@@ -188,16 +187,14 @@ def _choice(kind: type[Choice] | type[RewardItem], value: Any, key: str) -> Choi
         return kind(name=value)
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ConfigError(f"{key}: expected a name, or a section with a name; got {value!r}\nType  {key}=NAME")
-    own = {field.name for field in fields(kind)} - ({"options"} if kind is Choice else set())
-    options = {str(name): option for name, option in value.items() if name not in own}
     if kind is Choice:
-        return Choice(name=value["name"], options=options)
-    explicit = _convert(Mapping[str, Any], value.get("options", {}), _join(key, "options"))
-    if twice := sorted(set(explicit) & set(options)):
+        return Choice(name=value["name"], options={str(name): it for name, it in value.items() if name != "name"})
+    own = {name: value[name] for name in [field.name for field in fields(kind)] if name in value}
+    options = {str(name): option for name, option in value.items() if name not in own}
+    item = build(kind, own, key)
+    if twice := sorted({*item.options} & {*options}):
         raise ConfigError(f"{key}.{twice[0]}: given twice, also under options\nLeave out one of them.")
-    weight = _convert(float, value.get("weight", 1.0), _join(key, "weight"), 1.0)
-    how = _convert(Relative, value.get("relative", "no"), _join(key, "relative"), "no")
-    return RewardItem(name=value["name"], weight=weight, relative=how, options=explicit | options)
+    return replace(item, options={**item.options, **options})
 
 
 def _check_keys(given: Mapping[Any, Any] | Sequence[Any], known: list[str], key: str) -> None:
