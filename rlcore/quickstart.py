@@ -114,19 +114,14 @@ def make_once(final: Path, make: Callable[[Path], None]) -> Path:
         beside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
         try:
             make(beside)
-            _settle(beside, final)
+            beside.chmod(0o755)
+            beside.rename(final)
+        except OSError:
+            if not final.is_dir():  # another process was first, with equal content
+                raise
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return final
-
-
-def _settle(beside: Path, final: Path) -> None:
-    beside.chmod(0o755)
-    try:
-        beside.rename(final)
-    except OSError:
-        if not final.is_dir():  # another process was first, with equal content
-            raise
 
 
 def _make(directory: Path, recipe: Recipe, progress: Callable[[str], None]) -> None:

@@ -123,16 +123,9 @@ def _is_present(library: str) -> bool:
 
 def _table(rows: Sequence[Row]) -> str:
     cells = [("KIND", "NAME", "PACKAGE", "VERSION", "STATUS")]
-    cells += [
-        (
-            row.kind,
-            row.name,
-            row.package,
-            row.version or "-",
-            f"{row.status}: {row.detail}" if row.detail else row.status,
-        )
-        for row in rows
-    ]
+    for row in rows:
+        status = f"{row.status}: {row.detail}" if row.detail else row.status
+        cells.append((row.kind, row.name, row.package, row.version or "-", status))
     widths = [max(len(line[column]) for line in cells) for column in range(4)]
     lines = ["  ".join([*(f"{text:<{width}}" for text, width in zip(line, widths)), line[4]]) for line in cells]
     return "\n".join([*lines, "Plugins were not imported. To check that they load:  rlcore doctor --plugins"])
