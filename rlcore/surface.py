@@ -22,16 +22,16 @@ STABLE: Mapping[str, str] = {
     "rlcore.errors": "CapacityError ColumnError ConfigError DataError DeadlineExceeded InfrastructureError ModelError"
     " RlcoreError RunError SampleError UserError require",
     "rlcore.protocols": "Algorithm Backend BackendContext Call Completion Dataset Dispatch Environment ModelConfig"
-    " OptimizerConfig Reward RewardResult RoleSpec Roles Rollout RolloutContext Step Tracker Transfer Worker"
+    " OptimizerConfig Reward RewardResult RoleSpec Roles Rollout RolloutContext Step Tracker Transfer Unit Worker"
     " WorkerContext batched",
-    "rlcore.protocols.algorithm": "Algorithm RoleSpec",
+    "rlcore.protocols.algorithm": "Algorithm RoleSpec Unit",
     "rlcore.protocols.backend": "Backend BackendContext ModelConfig OptimizerConfig",
     "rlcore.protocols.dataset": "Dataset",
     "rlcore.protocols.dispatch": "Call Dispatch",
     "rlcore.protocols.environment": "Completion Environment Message Step",
     "rlcore.protocols.optional": "ChecksModel Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel"
     " EstimatesStep Evaluates HasTools HasValueLoss LearnsFromTexts NamesRows Saving SavesInBackground ShowsMetrics"
-    " ShowsPhase SplitsRows FreesDevice",
+    " ShowsPhase SplitsRows FreesDevice TrainsUnits",
     "rlcore.protocols.reward": "Reward RewardResult batched",
     "rlcore.protocols.groups": "ActorGroup CriticGroup GroupMethod ModelGroup Pending ReferenceGroup RewardGroup"
     " RolloutGroup TrainedGroup",
@@ -57,6 +57,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.config.schema": "Choice Config DataConfig",
     "rlcore.data.limits": "limited",
     "rlcore.data.loader": "mix",
+    "rlcore.data.units": "whole_units",
     "rlcore.data.transcript": "Transcript transcripts_batch",
     "rlcore.workers.averaging": "count reduce_terms",
     "rlcore.workers.critic": "CriticWorker with_score_token",

@@ -1,6 +1,6 @@
 """The basic types shared by all of rlcore. Read this file first.
 
-Shapes: B rows (samples), T tokens (all samples of a batch, concatenated), V vocabulary.
+Shapes: B rows (samples), U units (rows that belong together), T tokens (all samples of a batch, concatenated).
 Alignment: entry i of a token column belongs to token i. `log_probs[i]` is
 log p(token i | the preceding tokens of its sample); tokens of the prompt have `loss_mask` false.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlcore.data.batch import Batch
 
 FinishReason = Literal["stop", "length", "abort"]
-Average = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "row-mean"]
+Average = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "row-mean", "unit-mean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,20 +99,24 @@ class LossTerms:
     """Result of a loss: terms, not a mean. The core averages with counts over the whole mini-batch."""
 
     terms: Tensor
-    """[T] per token, or [B] per row with average="row-mean". Entries outside `loss_mask` are ignored."""
+    """[T] per token; [B] per row with average="row-mean"; [U] per unit with average="unit-mean".
+
+    Tokens outside `loss_mask`, and rows and units without loss tokens, are ignored."""
     average: Average = "token-mean"
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """[T] (averaged over loss tokens) or [B] (averaged over rows) tensors, for logging; no gradient."""
+    """[T] (averaged over loss tokens), [B] (over rows) or [U] (over units) tensors, for logging; no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Denominators of the loss of one mini-batch, summed over all ranks. Example: Counts(rows=8, tokens=73)"""
+    """Denominators of the loss of one mini-batch, summed over all ranks. Example: Counts(rows=8, tokens=73, units=4)"""
 
     rows: int
     """Rows with at least one loss token."""
     tokens: int
     """Loss tokens."""
+    units: int = 0
+    """Units with at least one loss token; every row is one if the algorithm has no units."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.data.batch import Batch, balanced_order, even_sizes
+from rlcore.data.batch import Batch
+from rlcore.data.shares import balanced_order, even_sizes
 from rlcore.testing.waiting import HANG_S
 
 

@@ -60,6 +60,14 @@ def test_a_result_can_be_passed_to_the_next_group_and_merged(echo):
     assert sorted(samples.fetch("prompt_id").tolist()) == [0, 1, 2, 3, 4]
 
 
+def test_the_rows_of_a_unit_go_to_one_rank(echo):
+    units = batch().with_rows(unit_id=torch.tensor([7, 7, 7, 7, 2]))
+
+    seen_by = echo.seen(units).fetch("seen_by")
+
+    assert seen_by.tolist() == [0, 0, 0, 0, 1]
+
+
 def test_the_batch_of_the_caller_is_not_changed(echo):
     mine = batch()
 

@@ -50,7 +50,7 @@ BUDGETS = {
     "types": 100,
     "errors": 60,
     "protocols": 500,
-    "data": 1_180,
+    "data": 1_240,
     "registry": 560,
     "hooks": 220,
     "controller": 1_570,
@@ -67,7 +67,7 @@ BUDGETS = {
     "quickstart": 170,
     "surface": 130,
     "cli": 460,
-    "testing": 1_860,
+    "testing": 1_920,
 }
 """Package -> most lines of code, without blank lines, comments and docstrings."""
 

@@ -24,6 +24,7 @@ from rlcore.algorithms.ppo import PPO, PPOConfig
 from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.controller import dispatch
 from rlcore.data.batch import Batch
+from rlcore.data.packing import plan_micro_batches
 from rlcore.errors import ModelError
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.dispatch import Call
@@ -331,6 +332,11 @@ def of_rolled(loss, out, batch, num):
     return loss(rolled(out), batch)
 
 
+def by_length(self, batch):
+    plain = batch.drop("unit_id") if "unit_id" in batch else batch
+    return plan_micro_batches(plain, self._model_config.max_tokens_per_device)
+
+
 def without_clearing(self):
     grads = [None if p.grad is None else p.grad.clone() for p in self._names]
     metrics = LocalBackend.step(self)
@@ -527,6 +533,7 @@ for test, suites in {
         "is detached": with_loss(of_detached),
         "is one token off": with_loss(of_rolled),
     },
+    "rows_of_a_unit_are_in_one_micro_batch": {"packs rows": backend(_plan=by_length)},
     "the_gradient_does_not_depend_on_how_the_batch_is_cut": {"averages micro-batches": with_loss(averaged)},
     "a_step_reports_norm_and_rate_and_clears_the_gradient": {
         "keeps the gradient": backend(step=without_clearing),
@@ -793,6 +800,10 @@ def by_rank(self, call, meshes):
     return dispatch.DataParallel.split(self, call, alone)
 
 
+def by_row(self, call, meshes):
+    return dispatch.DataParallel.split(self, Call((call.args[0].drop("unit_id"), *call.args[1:])), meshes)
+
+
 def positional_only(self, call, meshes):
     calls = dispatch.DataParallel.split(self, Call(call.args), meshes)
     return [Call(one.args, call.kwargs) for one in calls]
@@ -815,6 +826,7 @@ for test, suites in {
         "reverses": split(lambda calls, meshes: calls[::-1]),
         "copies": mode(split=lambda self, call, meshes: [call] * len(meshes)),
     },
+    "rows_of_a_unit_are_in_one_share": {"splits by rows": mode(split=by_row)},
     "collect_joins_one_result_of_each_share_in_row_order": {
         "takes rank 0 of each": mode(collect=lambda self, outputs, meshes: Batch.cat([o for o, m in zip(outputs, meshes) if not m.returns or m.world_size == m.dp_size])),
         "reverses": mode(collect=lambda self, outputs, meshes: Batch.cat([o for o, m in zip(outputs, meshes) if m.returns][::-1])),

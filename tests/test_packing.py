@@ -4,11 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcore.data.batch import Batch
 from rlcore.data.packing import plan_micro_batches
+
+
+def plan_of(lengths, max_tokens, units=None):
+    rows = {} if units is None else {"unit_id": np.array(units, dtype=np.int64)}
+    return plan_micro_batches(Batch.of(lengths=lengths, rows=rows), max_tokens)
+
 
 lengths_and_budget = st.tuples(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 120))
 
@@ -17,7 +23,7 @@ lengths_and_budget = st.tuples(st.lists(st.integers(0, 50), max_size=40), st.int
 def test_every_row_is_in_exactly_one_micro_batch_and_rows_keep_their_order(case):
     lengths, max_tokens = case
 
-    plan = plan_micro_batches(lengths, max_tokens)
+    plan = plan_of(lengths, max_tokens)
 
     assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
     assert all(rows and rows == sorted(rows) for rows in plan)
@@ -27,30 +33,29 @@ def test_every_row_is_in_exactly_one_micro_batch_and_rows_keep_their_order(case)
 def test_no_micro_batch_exceeds_the_budget_unless_it_is_one_longer_row(case):
     lengths, max_tokens = case
 
-    for rows in plan_micro_batches(lengths, max_tokens):
+    for rows in plan_of(lengths, max_tokens):
         assert sum(lengths[row] for row in rows) <= max_tokens or len(rows) == 1
 
 
 @given(lengths_and_budget)
 def test_no_two_micro_batches_would_fit_into_one(case):
     lengths, max_tokens = case
-    sizes = [sum(lengths[row] for row in rows) for rows in plan_micro_batches(lengths, max_tokens)]
+    sizes = [sum(lengths[row] for row in rows) for rows in plan_of(lengths, max_tokens)]
 
     assert all(one + other > max_tokens for one, other in itertools.combinations(sizes, 2))
 
 
 @given(lengths_and_budget, st.randoms(use_true_random=False))
-def test_plan_depends_on_the_lengths_alone_whatever_holds_them(case, random):
+def test_plan_depends_on_the_lengths_alone(case, random):
     lengths, max_tokens = case
-    plan = plan_micro_batches(lengths, max_tokens)
+    plan = plan_of(lengths, max_tokens)
     shuffled = random.sample(lengths, len(lengths))
 
     def shapes(rows_of, values):
         return sorted(sorted(values[row] for row in rows) for rows in rows_of)
 
-    assert plan_micro_batches(np.array(lengths, dtype=np.int64), max_tokens) == plan
-    assert plan_micro_batches(torch.tensor(lengths, dtype=torch.int64).numpy(), max_tokens) == plan
-    assert shapes(plan_micro_batches(shuffled, max_tokens), shuffled) == shapes(plan, lengths)
+    assert plan_of(np.array(lengths, dtype=np.int64), max_tokens) == plan
+    assert shapes(plan_of(shuffled, max_tokens), shuffled) == shapes(plan, lengths)
 
 
 @pytest.mark.parametrize(
@@ -68,4 +73,36 @@ def test_plan_depends_on_the_lengths_alone_whatever_holds_them(case, random):
     ids=["too long", "all in one", "decreasing", "too long and empty", "only empty", "no rows"],
 )
 def test_plan_of_hand_worked_cases(lengths, max_tokens, expected):
-    assert plan_micro_batches(lengths, max_tokens) == expected
+    assert plan_of(lengths, max_tokens) == expected
+
+
+def units_of(sizes):
+    return [unit for unit, size in enumerate(sizes) for _ in range(size)]
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), max_size=15), st.integers(1, 120))
+def test_units_are_packed_like_rows_of_their_total_length(units, max_tokens):
+    lengths = [length for unit in units for length in unit]
+    unit_id = units_of([len(unit) for unit in units])
+
+    plan = plan_of(lengths, max_tokens, unit_id)
+
+    as_rows = plan_of([sum(unit) for unit in units], max_tokens)
+    assert [sorted({unit_id[row] for row in rows}) for rows in plan] == as_rows
+    assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
+    assert all(rows == sorted(rows) for rows in plan)
+
+
+def test_a_unit_longer_than_the_budget_is_alone():
+    assert plan_of([3, 6, 2, 2], 8, [5, 5, 9, 9]) == [[0, 1], [2, 3]]
+
+
+def test_units_of_one_row_are_packed_like_rows():
+    lengths = [5, 3, 4, 9]
+
+    assert plan_of(lengths, 8, [4, 3, 2, 1]) == plan_of(lengths, 8)
+
+
+def test_packing_refuses_a_unit_whose_rows_are_apart():
+    with pytest.raises(ValueError, match="the rows with unit_id=1 are not adjacent"):
+        plan_of([3, 2, 2], 4, [1, 2, 1])

@@ -28,6 +28,10 @@ class Echo(Worker):
             rows={"seen_by": [self.context.rank] * len(batch)},
         )
 
+    @dispatch("dp", reads=("input_ids",))
+    def seen(self, batch: Batch) -> Batch:
+        return Batch.of(lengths=batch.lengths, rows={"seen_by": [self.context.rank] * len(batch)})
+
     @dispatch("all")
     def who(self, greeting: str) -> str:
         return f"{greeting} {self.context.rank} of {self.context.world_size}"

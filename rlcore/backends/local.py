@@ -203,7 +203,7 @@ class LocalBackend:
         return ("log_probs", "entropy") if self._value_head is None else ("values",)
 
     def _plan(self, batch: Batch) -> list[list[int]]:
-        return plan_micro_batches(batch.lengths.numpy(), self._model_config.max_tokens_per_device)
+        return plan_micro_batches(batch, self._model_config.max_tokens_per_device)
 
     def _outputs(self, batch: Batch, temperature: float) -> TokenOutputs:
         """Return [T] outputs, zero outside the loss mask; token i uses the hidden state of token i - 1."""

@@ -7,12 +7,13 @@ On a worker it is the plain method; on a group (see group.py) the same name call
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from rlcore.controller.future import Future
 from rlcore.controller.ref import BatchRef
-from rlcore.data.batch import Batch, even_sizes
+from rlcore.data.batch import Batch
+from rlcore.data.shares import UNIT, even_sizes, share_sizes
 from rlcore.protocols.dispatch import Call
 from rlcore.types import Mesh, Metrics, merge_metrics
 
@@ -113,27 +114,24 @@ class Scatter:
 class DataParallel:
     """Splits batches by rows over the data-parallel axis and sends all other arguments to every rank.
 
-    Shares are as even as possible and may be empty; results are concatenated in row order, one per share.
+    Shares are as even as possible and may be empty; results are concatenated in row order, one per share. Rows with the
+    same `unit_id` are in one share; the other batches of a call are split at the same rows.
     Without a batch among the arguments every rank gets the same call and the results are a list.
     """
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
         dp_size = meshes[0].dp_size
-        rows = {name: len(value) for name, value in _named(call) if isinstance(value, (Batch, BatchRef))}
-        if len(set(rows.values())) > 1:
-            raise ValueError(f"dp: batches with different numbers of rows cannot be split together: {rows}")
-        shares = [self._share(value, dp_size) for value in call.args]
-        named = {name: self._share(value, dp_size) for name, value in call.kwargs.items()}
+        sizes = _sizes({name: value for name, value in _named(call) if isinstance(value, (Batch, BatchRef))}, dp_size)
+
+        def shares_of(value: Any) -> Sequence[Any]:
+            return value.split(sizes) if isinstance(value, (Batch, BatchRef)) else [value] * dp_size
+
+        shares = [shares_of(value) for value in call.args]
+        named = {name: shares_of(value) for name, value in call.kwargs.items()}
         return [
             Call(tuple(share[mesh.dp_rank] for share in shares), {k: v[mesh.dp_rank] for k, v in named.items()})
             for mesh in meshes
         ]
-
-    @staticmethod
-    def _share(value: Any, dp_size: int) -> Sequence[Any]:
-        if isinstance(value, (Batch, BatchRef)):
-            return value.split(even_sizes(len(value), dp_size))
-        return [value] * dp_size
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
         kept = [output for _, output in sorted(_returned(outputs, meshes), key=lambda pair: pair[0])]
@@ -163,6 +161,17 @@ class Direct:
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
         return next((output for output in outputs if output is not None), None)
+
+
+def _sizes(batches: Mapping[str, Any], dp_size: int) -> Sequence[int]:
+    """Return the rows of each share, which are the same for all batches of a call."""
+    rows = {name: len(batch) for name, batch in batches.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"dp: batches with different numbers of rows cannot be split together: {rows}")
+    by_unit = {tuple(share_sizes(batch.unit_sizes(), dp_size)) for batch in batches.values() if UNIT in batch}
+    if len(by_unit) > 1:
+        raise ValueError(f"dp: batches with different units cannot be split together: {', '.join(rows)}")
+    return by_unit.pop() if by_unit else even_sizes(next(iter(rows.values()), 0), dp_size)
 
 
 def _returned(outputs: Sequence[Any], meshes: Sequence[Mesh]) -> list[tuple[int, Any]]:

@@ -23,6 +23,7 @@ from rlcore.controller.record import Record
 from rlcore.controller.ref import BatchRef
 from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
+from rlcore.data.shares import UNIT
 from rlcore.errors import did_you_mean
 from rlcore.protocols.dispatch import Call, Dispatch
 from rlcore.registry import PluginSpec, resolve
@@ -81,14 +82,14 @@ class GroupMethod:
         return Future(lambda: self._collect(handles))
 
     def _depart(self, value: Any) -> Any:
-        """Convert a Batch to a reference with only the columns that the method reads."""
+        """Convert a Batch to a reference with only the columns that the method reads, and `unit_id`."""
         runtime = self._group.runtime
         if isinstance(value, Batch):
             value = BatchRef.publish(value, runtime.store)
         if not isinstance(value, BatchRef):
             return value
         reads = self._group.reads.get(self._name, self._method.reads)
-        return value if reads is None else value.select(*reads)
+        return value if reads is None else value.select(*reads, *([UNIT] if UNIT in value else []))
 
     def _collect(self, handles: Mapping[int, Any]) -> Any:
         group, record = self._group, self._group.record

@@ -16,15 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.data.batch import (
-    Batch,
-    balanced_order,
-    check_same_columns,
-    missing_column,
-    row_index,
-    split_bounds,
-    token_index,
-)
+from rlcore.data.batch import Batch, check_same_columns, missing_column, row_index, split_bounds
+from rlcore.data.shares import UNIT, balanced_order, run_sizes, token_index
 from rlcore.errors import ColumnError
 
 _Base: Any = object
@@ -263,7 +256,10 @@ class BatchRef(_Base):  # type: ignore[misc]
         return self.take(np.repeat(np.arange(len(self)), n))
 
     def balance(self, num_parts: int) -> BatchRef:
-        return self.take(balanced_order(self.row_lengths, num_parts))
+        return self.take(balanced_order(self.row_lengths, num_parts, self.unit_sizes()))
+
+    def unit_sizes(self) -> np.ndarray:
+        return run_sizes(self.near[UNIT], UNIT) if UNIT in self.near else np.ones(len(self), dtype=np.int64)
 
     @staticmethod
     def cat(batches: Iterable[Batch]) -> BatchRef:

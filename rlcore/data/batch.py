@@ -10,7 +10,6 @@ tensordict imports torch's compiler: more than a second of CPU time in every pro
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.columns import STANDARD_COLUMNS
+from rlcore.data.shares import UNIT, balanced_order, run_sizes, token_index
 from rlcore.data.wire import pack, unpack
 from rlcore.errors import ColumnError, nearest
 
@@ -287,8 +287,8 @@ class Batch:
         )
 
     def balance(self, num_parts: int) -> Batch:
-        """Reorder rows so that `num_parts` equal shares have about the same number of tokens."""
-        return self.take(balanced_order(self.lengths.numpy(), num_parts))
+        """Reorder rows so that `num_parts` shares have about the same number of tokens, each with whole units."""
+        return self.take(balanced_order(self.lengths.numpy(), num_parts, self.unit_sizes()))
 
     def per_token(self, name: str) -> Tensor:
         """Return a row column expanded to the tokens of its rows, [T]; a token column unchanged."""
@@ -302,6 +302,20 @@ class Batch:
         row = torch.arange(len(self), device=values.device)
         row = row.repeat_interleave(self.lengths.to(values.device), output_size=self.num_tokens)
         return torch.zeros(len(self), dtype=values.dtype, device=values.device).index_add_(0, row, values)
+
+    def unit_sizes(self) -> np.ndarray:
+        """Return the number of rows of each unit, [U] int64; without the row column `unit_id` every row is a unit.
+
+        Raises:
+            ValueError: the rows of a unit are not adjacent.
+        """
+        return run_sizes(self[UNIT].cpu().numpy(), UNIT) if UNIT in self else np.ones(len(self), dtype=np.int64)
+
+    def per_unit(self, values: Tensor) -> Tensor:
+        """Sum a [B] tensor over each unit, [U]."""
+        sizes = torch.from_numpy(self.unit_sizes()).to(values.device)
+        unit = torch.arange(len(sizes), device=values.device).repeat_interleave(sizes, output_size=len(self))
+        return torch.zeros(len(sizes), dtype=values.dtype, device=values.device).index_add_(0, unit, values)
 
     def to(self, device: torch.device | str) -> Batch:
         """Move the columns to another device; objects and lengths stay on the CPU."""
@@ -374,45 +388,12 @@ def row_index(index: Sequence[int] | np.ndarray | Tensor, num_rows: int) -> Tens
     return torch.where(rows < 0, rows + num_rows, rows)
 
 
-def token_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the token positions of samples that begin at `starts`, [sum(lengths)] int64."""
-    total = int(lengths.sum())
-    shift = starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else starts
-    return np.repeat(shift, lengths) + np.arange(total, dtype=np.int64)
-
-
 def split_bounds(sizes: Sequence[int], num_rows: int) -> list[tuple[int, int]]:
     """Return (start, stop) of consecutive parts."""
     if sum(sizes) != num_rows or any(size < 0 for size in sizes):
         raise ValueError(f"sizes {list(sizes)} do not sum to {num_rows} rows")
     stops = np.cumsum(sizes)
     return [(int(stop) - size, int(stop)) for stop, size in zip(stops, sizes)]
-
-
-def even_sizes(num_rows: int, num_parts: int) -> list[int]:
-    """Return part sizes as equal as possible: 5 rows in 2 parts give [3, 2]; parts may be empty."""
-    share, rest = divmod(num_rows, num_parts)
-    return [share + (part < rest) for part in range(num_parts)]
-
-
-def balanced_order(lengths: np.ndarray, num_parts: int) -> np.ndarray:
-    """Return a row order in which consecutive even shares have about the same number of tokens.
-
-    Assign the longest first to the share with the fewest tokens that has room; keep the order inside a share.
-    """
-    if num_parts == 1:
-        return np.arange(len(lengths))
-    sizes = even_sizes(len(lengths), num_parts)
-    shares: list[list[int]] = [[] for _ in sizes]
-    lightest = [(0, part) for part, size in enumerate(sizes) if size]  # a heap
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        load, part = lightest[0]
-        shares[part].append(row)
-        if len(shares[part]) < sizes[part]:
-            heapq.heapreplace(lightest, (load + int(lengths[row]), part))
-        else:
-            heapq.heappop(lightest)
-    return np.array([row for share in shares for row in sorted(share)], dtype=np.int64)
 
 
 def _tensor(value: Any) -> Tensor:

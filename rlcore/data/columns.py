@@ -35,6 +35,7 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("sample_id", "row", "int64", "unique in the run", "rollout"),
     Column("prompt_id", "row", "int64", "index of the prompt in its data set", "loader"),
     Column("group_id", "row", "int64", "shared by the samples of one prompt in one step", "loader"),
+    Column("unit_id", "row", "int64", "shared by the adjacent rows of a unit, which are not separated", "core"),
     Column("seed", "row", "int64", "seed of the request", "loader, rollout"),
     Column("policy_version", "row", "int64", "version of the weights that sampled", "rollout"),
     Column("num_loss_tokens", "row", "int64", "number of tokens in the loss", "rollout"),

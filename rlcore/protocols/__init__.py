@@ -1,6 +1,6 @@
 """Interfaces of plugins, one Protocol per kind; the registry checks plugins against `PROTOCOLS`."""
 
-from rlcore.protocols.algorithm import Algorithm, RoleSpec
+from rlcore.protocols.algorithm import Algorithm, RoleSpec, Unit
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
 from rlcore.protocols.dataset import Dataset
 from rlcore.protocols.dispatch import Call, Dispatch
@@ -47,6 +47,7 @@ __all__ = [
     "Step",
     "Tracker",
     "Transfer",
+    "Unit",
     "Worker",
     "WorkerContext",
     "batched",

@@ -60,11 +60,21 @@ class EvalConfig:
         require(isfinite(self.pass_threshold), "pass_threshold", "a finite number", self.pass_threshold, 1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Rows that a loss compares, such as a pair. Example: Unit(column="group_id", size=2)"""
+
+    column: str
+    """Row column of int64 with one value for all rows of a unit; these rows are adjacent."""
+    size: int = 0
+    """Rows of a unit. Units with fewer rows are incomplete and not trained; 0 allows any number of rows."""
+
+
 class Algorithm(Protocol):
     """Turns samples into updates. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `Evaluates`, `HasValueLoss` and `ShowsMetrics`
-    of `rlcore.protocols.optional`.
+    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `TrainsUnits`, `Evaluates`, `HasValueLoss` and
+    `ShowsMetrics` of `rlcore.protocols.optional`.
     """
 
     Config: type

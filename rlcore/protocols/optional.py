@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from rlcore.data.batch import Batch
-    from rlcore.protocols.algorithm import EvalConfig
+    from rlcore.protocols.algorithm import EvalConfig, Unit
     from rlcore.protocols.backend import ModelConfig
     from rlcore.protocols.roles import Roles
     from rlcore.trainer.memory import ModelSize
@@ -42,6 +42,17 @@ class ComparesSamples(Protocol):
 
     compares_samples: bool
     """True: warn about a run with one sample per prompt or greedy sampling."""
+
+
+@runtime_checkable
+class TrainsUnits(Protocol):
+    """An algorithm whose loss compares rows, such as those of a pair or a group.
+
+    All rows of a unit are in the same mini-batch and micro-batch, adjacent and in the order of `collect`.
+    """
+
+    unit: Unit
+    """Unit(column="group_id", size=2): the two samples of a prompt."""
 
 
 @runtime_checkable
@@ -186,7 +197,15 @@ class ShowsPhase(Protocol):
 
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = {
-    "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, Evaluates, ShowsMetrics, HasValueLoss),
+    "algorithm": (
+        DoesWithout,
+        LearnsFromTexts,
+        ComparesSamples,
+        TrainsUnits,
+        Evaluates,
+        ShowsMetrics,
+        HasValueLoss,
+    ),
     "backend": (FreesDevice, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
     "rollout": (FreesDevice, EstimatesEngine, ChecksModel),
     "environment": (HasTools, Closes),

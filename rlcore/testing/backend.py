@@ -80,6 +80,20 @@ class BackendContract(UsesModel):
         equal(sorted(seen), list(range(6)), "every row is in exactly one micro-batch")
         equal(metrics["rows"].total, 6.0, "metrics of all micro-batches are merged")
 
+    def test_rows_of_a_unit_are_in_one_micro_batch(self, model_path: str) -> None:
+        seen: list[list[int]] = []
+
+        def loss(out: TokenOutputs, micro: Batch) -> tuple[Tensor, Metrics]:
+            seen.append(micro["sample_id"].tolist())
+            return likelihood(out, micro)
+
+        units = self.batch().with_rows(unit_id=torch.tensor([3, 3, 7, 1, 1, 1], device=self.device))
+        self.new(model_path, max_tokens=9).forward_backward(units, loss, temperature=1.0)
+        for unit in ([0, 1], [2], [3, 4, 5]):
+            held = [rows for rows in seen if set(rows) & set(unit)]
+            together = len(held) == 1 and [row for row in held[0] if row in unit] == unit
+            assert together, f"rows with one unit_id must be in one micro-batch, in order; {unit} are in {held}"
+
     def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(self, model_path: str) -> None:
         whole, small, halves = self.new(model_path), self.new(model_path, max_tokens=9), self.new(model_path)
         start = flat(whole)

@@ -79,6 +79,16 @@ class RowDispatchContract(DispatchContract):
                 laid = [row for dp_rank in sorted(first) for row in first[dp_rank]]
                 equal(laid, list(range(num_rows)), "the shares in order of dp_rank must be the rows in order")
 
+    def test_rows_of_a_unit_are_in_one_share(self) -> None:
+        units = [[0, 1, 2], [3], [4, 5]]
+        batch = rows(6).with_rows(unit_id=torch.tensor([5, 5, 5, 8, 9, 9]))
+        for meshes in _GRIDS:
+            calls = self.make().split(Call((batch, 3)), meshes)
+            shares = {mesh.dp_rank: one.args[0]["row"].tolist() for one, mesh in zip(calls, meshes) if one is not None}
+            for unit in units:
+                whole = any(set(unit) <= set(share) for share in shares.values())
+                assert whole, f"rows with one unit_id must be in one share; {unit} are cut: {shares}"
+
     def test_collect_joins_one_result_of_each_share_in_row_order(self) -> None:
         for meshes in _GRIDS:
             for num_rows in (5, 1, 0):

@@ -9,7 +9,7 @@ import torch
 
 from rlcore.config.schema import Config
 from rlcore.controller.runtime import cluster_decides, resolve_device
-from rlcore.data.batch import even_sizes
+from rlcore.data.shares import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
 from rlcore.protocols.optional import ChecksModel, EstimatesEngine, EstimatesModel, EstimatesStep, SplitsRows

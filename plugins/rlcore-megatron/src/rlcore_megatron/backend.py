@@ -179,7 +179,7 @@ class MegatronBackend:
     def _plan(self, batch: Batch) -> list[list[int]]:
         """Return the rows of each micro-batch; all ranks get the same number of micro-batches, some of them empty."""
         max_tokens = self._model_config.max_tokens_per_device * self._config.context_parallel
-        plan = plan_micro_batches(batch.lengths.cpu().numpy(), max_tokens)
+        plan = plan_micro_batches(batch, max_tokens)
         longest = torch.tensor([max(1, len(plan))], device=self._device)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         wanted = int(longest)
