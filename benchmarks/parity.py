@@ -19,13 +19,12 @@ from rlcore_algorithms.choose import choose_at_random, choose_largest
 from rlcore_algorithms.cispo import CISPO
 from rlcore_algorithms.correction import CorrectionConfig, correct
 from rlcore_algorithms.covariance import ClipCov, KLCov
-from rlcore_algorithms.dpo import DPO
 from rlcore_algorithms.dr_grpo import DrGRPO
 from rlcore_algorithms.estimators import ROW_ESTIMATORS, returns_to_go
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.pairs import logistic
 from rlcore_algorithms.remax import ReMax
-from rlcore_algorithms.reward_model import RewardModel
 from rlcore_algorithms.sapo import SAPO
 from torch import Tensor
 
@@ -272,7 +271,7 @@ def _of_scores(table: Table) -> Row:
     """Compare the Bradley-Terry loss on scores of whole responses."""
     trainer: Any = importlib.import_module("trl.trainer.reward_trainer").RewardTrainer
     scores = table.reward.clone().requires_grad_()
-    found = _logistic(table, RewardModel(RewardModel.Config()), scores, scores)
+    found = _logistic(table, scores, scores)
     state = SimpleNamespace(**_QUIET, args=SimpleNamespace(center_rewards_coefficient=None))
     wanted = trainer.compute_loss(state, lambda **_: SimpleNamespace(logits=scores[:, None]), {})
     wanted = wanted.detach(), torch.autograd.grad(wanted, scores)[0]
@@ -284,7 +283,7 @@ def _of_preferences(table: Table) -> Row:
     trainer: Any = importlib.import_module("trl.trainer.dpo_trainer").DPOTrainer
     new, padded = table.new.clone().requires_grad_(), torch.zeros(ROWS, TOKENS)
     gap = torch.where(table.mask, new - table.ref, 0.0).sum(1)
-    found = _logistic(table, DPO(DPO.Config()), 0.1 * gap, new)
+    found = _logistic(table, 0.1 * gap, new)
     ways = {"f_divergence_type": "reverse_kl", "loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.1}
     ways |= {"aux_loss_enabled": False, "ld_alpha": None, "precompute_ref_logps": True, "use_weighting": False}
     references = torch.where(table.mask, table.ref, 0.0).sum(1).chunk(2)
@@ -313,12 +312,11 @@ _QUIET: dict[str, Any] = {
 """Attributes that TRL's trainers need to log metrics."""
 
 
-def _logistic(table: Table, algorithm: Any, x: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
+def _logistic(table: Table, x: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
     """Return the value and gradient of a pairwise loss. TRL puts all chosen samples first; rlcore keeps pairs adjacent."""
     order = torch.arange(ROWS).reshape(2, -1).T.reshape(-1)
-    margin = (x[: ROWS // 2] - x[ROWS // 2 :]).detach().repeat_interleave(2)
-    batch = table.batch().with_rows(margin=margin, sign=torch.tensor([1.0, -1.0]).repeat(ROWS // 2))
-    value = reduce_terms(algorithm.logistic(x[order], batch), batch, count(table.lengths))
+    batch = table.batch().with_rows(unit_id=torch.arange(ROWS) // 2)
+    value = reduce_terms(logistic(x[order]), batch, count(table.lengths, batch.unit_sizes()))
     return value.detach(), torch.autograd.grad(value, leaf, retain_graph=True)[0]
 
 

@@ -15,6 +15,7 @@ from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.config.schema import DataConfig
 from rlcore.controller import dispatch
 from rlcore.data.files import FileDataset
+from rlcore.protocols.algorithm import Unit
 from rlcore.protocols.dispatch import Call
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing import (
@@ -94,6 +95,21 @@ class TestGRPOWithAdaptiveKLInTheReward(TestGRPO):
         skip_zero_variance_groups=True,
         kl=KLConfig(coefficient=0.01, where="reward", controller="adaptive"),
     )
+
+
+class InGroups(GRPO):
+    """GRPO whose loss may compare the four samples of a prompt."""
+
+    unit = Unit(column="group_id", size=4)
+
+    def collect(self, roles, prompts):
+        samples = super().collect(roles, prompts)
+        return samples.take(samples.fetch("group_id").argsort(stable=True))
+
+
+class TestAnAlgorithmWithUnits(AlgorithmContract):
+    def make(self):
+        return InGroups(GRPOConfig(epochs=2, minibatches=3))
 
 
 class TestPPO(AlgorithmContract):

@@ -16,6 +16,7 @@ import time
 import types
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +50,7 @@ from rlcore.testing import (
 from rlcore.testing.model import small_model
 from rlcore.trackers.jsonl import JSONLConfig, JSONLTracker
 from rlcore.types import Counts, LossTerms, Mean, Mesh, Sample, TokenOutputs
+from tests.test_contracts import InGroups
 from tests.test_contracts import TestJSONL as JSONLSuite
 
 SUITES = [
@@ -696,14 +698,35 @@ class Recorder:
         return self._group.update.submit(*self._change(mini, counts))
 
 
-def sent(change):
+def sent_by(change):
     def update(self, roles, experience):
         actor, roles.groups["actor"] = roles.actor, Recorder(roles.actor, change)
         metrics = GRPO.update(self, roles, experience)
         roles.groups["actor"] = actor
         return metrics
 
-    return algorithm(update=update)
+    return update
+
+
+def sent(change):
+    return algorithm(update=sent_by(change))
+
+
+def in_groups(**methods):
+    """GRPO with the four samples of a prompt as a unit."""
+    return algorithm(InGroups, **methods)
+
+
+def compared(x):
+    return LossTerms(terms=(x[1::2] - x[0::2]).repeat_interleave(2), average="row-mean")
+
+
+def by_rows(self, sample_id, sizes):
+    return GRPO.minibatches(self, sample_id, np.ones_like(sample_id))
+
+
+def with_all_units(self, roles, experience):
+    return experience.with_rows(unit_id=experience.fetch("group_id"))
 
 
 def without_rewards_it_fails(self, roles, prompts):
@@ -736,6 +759,8 @@ for test, suites in {
         "averages": lost(lambda terms, out, batch: scaled(terms, 1.0 / len(batch))),
         "whitens": lost(lambda terms, out, batch: scaled(terms, batch["advantage"].std(correction=0))),
         "has none": lost(lambda terms, out, batch: replace(terms, terms=terms.terms * 0)),
+        "compares rows without a unit": lost(lambda terms, out, batch: compared(batch.per_row(out.log_probs))),
+        "averages units": in_groups(loss=lambda self, out, batch: scaled(GRPO.loss(self, out, batch), 1.0 / len(batch))),
     },
     "tokens_outside_the_mask_do_not_matter": {
         "sums over all": lost(lambda terms, out, batch: scaled(terms, out.log_probs.detach().mean())),
@@ -745,8 +770,14 @@ for test, suites in {
     "better_answers_become_likelier": {"climbs": lost(lambda terms, out, batch: scaled(terms, -1.0))},
     "update_trains_on_every_sample_with_counts_of_the_mini_batch": {
         "loses a row": sent(lambda mini, counts: (mini.take(range(len(mini) - 1)), counts)),
-        "counts the step": sent(lambda mini, counts: (mini, Counts(rows=16, tokens=48))),
+        "counts the step": sent(lambda mini, counts: (mini, Counts(rows=16, tokens=48, units=16))),
+        "counts rows for units": in_groups(update=sent_by(lambda mini, counts: (mini, replace(counts, units=counts.rows)))),
     },
+    "update_keeps_units_whole": {
+        "sends no units": in_groups(update=sent_by(lambda mini, counts: (mini.drop("unit_id"), counts))),
+        "shuffles rows": in_groups(minibatches=by_rows),
+    },
+    "incomplete_units_are_not_trained": {"trains all": in_groups(_in_units=with_all_units)},
     "update_reports_a_skipped_step": {
         "is silent": algorithm(update=lambda self, roles, experience: {k: v for k, v in GRPO.update(self, roles, experience).items() if k != "actor/skipped"}),
     },

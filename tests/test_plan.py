@@ -20,7 +20,7 @@ from rlcore.config.compose import compose
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.controller.pool import PoolConfig, check_capacity
 from rlcore.errors import CapacityError, ConfigError, DataError, HostDied, ModelError, RunError, UserError
-from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.algorithm import RoleSpec, Unit
 from rlcore.testing import FakeRollout
 from rlcore.trainer.checkpoint import Checkpoints, damage, read_checkpoint
 from rlcore.trainer.describe import describe
@@ -278,9 +278,14 @@ class ReadsTypo(PPO):
         return {"actor": ["advantages", "retruns"]}
 
 
+class InPairs(GRPO):
+    unit = Unit(column="pair_id", size=2)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
+        (InPairs, "reads column 'pair_id' in the update of 'actor', but no role of this run writes it."),
         (NoActor, "the algorithm has no role 'actor'; its roles() must include one"),
         (
             ReadsValues,

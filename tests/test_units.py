@@ -1,6 +1,7 @@
 """Units: rows with one `unit_id` stay together wherever rows are divided, and shares stay fair by tokens."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from rlcore.errors import ColumnError
 from rlcore.protocols import Unit
 from rlcore.protocols.dispatch import Call
 from rlcore.testing.fakes import FakeStore
-from rlcore.types import Mesh
+from rlcore.types import Counts, Mesh
+from rlcore.workers.model import TrainedWorker
 
 units_of_lengths = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), max_size=16)
 
@@ -149,3 +151,10 @@ def test_a_unit_column_that_cannot_be_used_is_named(column, message):
 
     with pytest.raises(ColumnError, match=message):
         whole_units(samples, Unit(column=column, size=2))
+
+
+def test_an_update_without_the_units_of_its_algorithm_is_refused():
+    worker = SimpleNamespace(algorithm=SimpleNamespace(unit=Unit(column="group_id", size=2)))
+
+    with pytest.raises(ColumnError, match=r"compares the rows with one 'group_id', .* no 'unit_id'\nInherit `update`"):
+        TrainedWorker.update.function(worker, batch_of([[1, 2]]).drop("unit_id"), Counts(rows=2, tokens=3))

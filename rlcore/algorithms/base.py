@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,16 @@ from torch import Tensor
 from rlcore.algorithms.kl import KLConfig, KLController, kl_estimate
 from rlcore.algorithms.losses import clipped_policy_loss
 from rlcore.data.batch import Batch
+from rlcore.data.shares import starts_of, unit_rows
+from rlcore.data.units import whole_units
 from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.optional import TrainsUnits
 from rlcore.protocols.roles import Roles
 from rlcore.types import Average, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore.workers.averaging import count
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +60,7 @@ class PolicyGradientConfig(EpochsConfig):
 
     def __post_init__(self) -> None:
         EpochsConfig.__post_init__(self)  # super() fails here, because slots=True replaces the class
-        per_token = self.average != "row-mean"
+        per_token = self.average not in ("row-mean", "unit-mean")
         require(per_token, "average", "an average of terms per token", self.average, "token-mean")
         require(self.clip_low >= 0, "clip_low", "0 or more", self.clip_low, 0.2)
         require(self.clip_high >= 0, "clip_high", "0 or more", self.clip_high, 0.2)
@@ -81,19 +87,39 @@ class Epochs:
         raise NotImplementedError
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
-        """Update the trained roles in epochs × mini-batches; send all calls before waiting for any result."""
+        """Update the trained roles in epochs × mini-batches; send all calls before waiting for any result.
+
+        Raises:
+            ColumnError: the column of the algorithm's unit is missing or does not hold integers.
+            ValueError: the rows of a unit are not adjacent, or a unit has too many.
+        """
+        experience = self._in_units(roles, experience)
         metrics: list[Metrics] = []
         sample_id, tokens = experience.fetch("sample_id", "num_loss_tokens")
         trained = [name for name in ("actor", "critic") if name in self.reads()]
         pending = []
-        for rows in self.minibatches(sample_id.numpy()):
-            mini = experience.take(rows).balance(roles.actor.dp_size)
-            counts = count(tokens[torch.from_numpy(rows)])
+        for rows in self.minibatches(sample_id.numpy(), experience.unit_sizes()):
+            mini = experience.take(rows)
+            counts = count(tokens[torch.from_numpy(rows)], mini.unit_sizes())
+            mini = mini.balance(roles.actor.dp_size)
             pending += [(name, getattr(roles, name).update.submit(mini, counts)) for name in trained]
         for name, future in pending:
             metrics.append({f"{name}/{metric}": mean for metric, mean in future.result().items()})
         metrics.append({"actor/updates": Mean(float(len(pending) // max(1, len(trained))))})
         return merge_metrics(metrics)
+
+    def _in_units(self, roles: Roles, experience: Batch) -> Batch:
+        """Return the complete units of an algorithm that has units; count and report the others."""
+        if not isinstance(self, TrainsUnits):
+            return experience
+        whole, num_incomplete = whole_units(experience, self.unit)
+        roles.note("experience/incomplete_units", Mean(float(num_incomplete)))
+        if num_incomplete:
+            logger.warning(
+                "%d units have fewer than %d rows with one '%s' and are not trained",
+                *(num_incomplete, self.unit.size, self.unit.column),
+            )
+        return whole
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_updates": self.num_updates}
@@ -101,20 +127,23 @@ class Epochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_updates = int(state["num_updates"])
 
-    def minibatches(self, sample_id: np.ndarray) -> list[np.ndarray]:
+    def minibatches(self, sample_id: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
         """Return the row numbers of each optimiser step, shuffled again for every epoch; none is empty.
 
-        The grouping depends on sample ids alone, not on where `balance` put the rows, so every data-parallel
-        size takes the same steps.
+        The grouping depends on the ids of the first sample of each unit alone, not on where `balance` put the rows, so
+        every data-parallel size takes the same steps.
+
+        Args:
+            sizes: number of rows of each unit, which stay together.
         """
-        by_id, num_rows = sample_id.argsort(kind="stable"), len(sample_id)
+        by_id, num_units = sample_id[starts_of(sizes)].argsort(kind="stable"), len(sizes)
         parts = []
         for _ in range(self.config.epochs):
             key = [self.config.shuffle_seed, self.num_updates]
             order = np.random.Generator(np.random.Philox(key=key)).permutation(by_id)
             self.num_updates += 1
-            cut = np.array_split(order, min(self.config.minibatches, max(1, num_rows)))
-            parts += [np.sort(rows) for rows in cut if len(rows)]
+            cut = np.array_split(order, min(self.config.minibatches, max(1, num_units)))
+            parts += [unit_rows(np.sort(units), sizes) for units in cut if len(units)]
         return parts
 
 

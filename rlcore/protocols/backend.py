@@ -31,7 +31,7 @@ class ModelConfig:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_tokens_per_device: int = 16384
-    """Most tokens in one micro-batch; a longer sample forms a micro-batch by itself."""
+    """Most tokens in one micro-batch; a longer sample, or unit of samples, forms a micro-batch by itself."""
 
     def __post_init__(self) -> None:
         _at_least(self, max_tokens_per_device=1)

@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
+from rlcore.data.shares import UNIT, run_sizes
+from rlcore.data.units import whole_units
 from rlcore.protocols.algorithm import Algorithm
+from rlcore.protocols.optional import TrainsUnits
 from rlcore.testing.expect import allowed, equal, well_spelt
 from rlcore.testing.fakes import FakeRoles
 from rlcore.types import LossTerms, Mean, TokenOutputs
 from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
 
-_ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs")
+_ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs", UNIT)
 Loss = Callable[[TokenOutputs, Batch], LossTerms]
 
 
@@ -79,16 +83,19 @@ class AlgorithmContract:
             )
             changed = [name for name in batch.columns if not torch.equal(batch[name], fresh[name])]
             equal(changed, [], f"the loss of {role} must not write into the batch; it changed")
-            with allowed("metrics of a loss are one value per token or per row"):
+            with allowed("metrics of a loss are one value per token, per row or per unit"):
                 reduce_metrics(first.metrics, batch)
 
     def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(self) -> None:
         for role, batch, loss in self.losses():
-            whole, cut = gradient(loss, batch), gradient(loss, batch, [[i] for i in reversed(range(len(batch)))])
+            whole = gradient(loss, batch)
+            with allowed(f"the loss of {role} must work for any rows; if it compares rows, declare their `unit`"):
+                cut = gradient(loss, batch, parts_of(batch)[::-1])
             assert float(whole.abs().max()) > 0, f"the loss of {role} has no gradient at all"
             gap = float((cut - whole).abs().max())
             assert gap <= 1e-6, (
-                f"the loss of {role} returns terms and the core averages; cut by row it is off by {gap:.3g}"
+                f"the loss of {role} returns terms and the core averages; cut by {'unit' if UNIT in batch else 'row'}"
+                f" it is off by {gap:.3g}"
             )
 
     def test_tokens_outside_the_mask_do_not_matter(self) -> None:
@@ -126,7 +133,37 @@ class AlgorithmContract:
             wanted = sorted(experience.fetch("sample_id").tolist() * (len(trained) // len(experience)))
             equal(trained, wanted, f"{name} must train on each sample equally often")
             for mini, counts in updates:
-                equal(counts, count(mini.fetch("num_loss_tokens")), f"{name} is averaged over its mini-batch")
+                of_mini = count(mini.fetch("num_loss_tokens"), mini.unit_sizes())
+                equal(counts, of_mini, f"{name} is averaged over its mini-batch")
+
+    def test_update_keeps_units_whole(self) -> None:
+        algorithm, roles, experience = self.collected()
+        if not isinstance(algorithm, TrainsUnits):
+            return
+        whole = members(experience, algorithm.unit.column)
+        algorithm.update(roles, experience)
+        for name in algorithm.reads():
+            for mini, _ in roles.groups[name].updates:
+                assert UNIT in mini, f"the update of {name} must have the column '{UNIT}' of `whole_units`"
+                equal(
+                    [rows for rows in members(mini, UNIT) if rows not in whole],
+                    [],
+                    f"a mini-batch of {name} must have all samples of a unit, in the order of collect",
+                )
+
+    def test_incomplete_units_are_not_trained(self) -> None:
+        algorithm, roles, experience = self.collected()
+        if not (isinstance(algorithm, TrainsUnits) and algorithm.unit.size):
+            return
+        *complete, _ = members(experience, algorithm.unit.column)
+        algorithm.update(roles, experience.take(range(len(experience) - 1)))
+        for name in algorithm.reads():
+            trained = {number for mini, _ in roles.groups[name].updates for number in mini.fetch("sample_id").tolist()}
+            equal(
+                sorted(trained),
+                sorted(number for unit in complete for number in unit),
+                f"a unit that has lost a sample is not trained by {name}, and the others are",
+            )
 
     def test_update_reports_a_skipped_step(self) -> None:
         algorithm, roles, experience = self.collected()
@@ -174,6 +211,8 @@ class AlgorithmContract:
     def losses(self) -> list[tuple[str, Batch, Loss]]:
         """Return (role, batch for its loss, loss) of each trained role, the actor first."""
         algorithm, _, experience = self.collected()
+        if isinstance(algorithm, TrainsUnits):
+            experience, _ = whole_units(experience, algorithm.unit)
         found = []
         for role, columns in sorted(algorithm.reads().items()):
             loss: Loss = algorithm.loss if role == "actor" else getattr(algorithm, "value_loss")  # noqa: B009
@@ -193,6 +232,17 @@ def by_sample(batch: Batch) -> list[tuple[int, list[int]]]:
     return sorted((number, ids.tolist()) for number, ids in parts)
 
 
+def parts_of(batch: Batch) -> list[list[int]]:
+    """Return the smallest parts into which the core may cut a batch: its units, or its rows."""
+    return [rows.tolist() for rows in np.split(np.arange(len(batch)), batch.unit_sizes().cumsum()[:-1])]
+
+
+def members(batch: Batch, column: str) -> list[list[int]]:
+    """Return the sample ids of each unit, in row order."""
+    cuts = run_sizes(batch.fetch(column).numpy(), column).cumsum()[:-1]
+    return [numbers.tolist() for numbers in np.split(batch.fetch("sample_id").numpy(), cuts)]
+
+
 def outputs(batch: Batch, *, outside: float = 0.0, shift: float = 0.0) -> TokenOutputs:
     """Return outputs of a model close to the old policy, as leaves of a graph."""
     known = [name for name in ("old_log_probs", "rollout_log_probs") if name in batch]
@@ -209,7 +259,7 @@ def gradient(
     out = outputs(batch, outside=outside, shift=shift)
     columns = {"log_probs": out.log_probs, "entropy": out.entropy, "values": out.values}
     whole = Batch.of(lengths=batch.lengths, tokens=columns)
-    counts = count(batch.per_row(batch["loss_mask"].long()))
+    counts = count(batch.per_row(batch["loss_mask"].long()), batch.unit_sizes())
     for rows in parts or [range(len(batch))]:
         part = whole.take(rows)
         terms = loss(TokenOutputs(**{name: part[name] for name in part.columns}), batch.take(rows))

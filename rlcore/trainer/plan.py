@@ -20,7 +20,7 @@ from rlcore.data.loader import PromptLoader
 from rlcore.errors import ConfigError, ModelError, did_you_mean
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
-from rlcore.protocols.optional import ComparesSamples, DoesWithout, Evaluates, LearnsFromTexts
+from rlcore.protocols.optional import ComparesSamples, DoesWithout, Evaluates, LearnsFromTexts, TrainsUnits
 from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved, misspellings, resolve
 from rlcore.rewards.runner import build_reward
@@ -341,8 +341,9 @@ def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolve
         writers = {"loader", "core", *workers, *(["environment"] if config.environment.name else [])}
         if {writer.strip() for writer in column.written_by.split(",")} & writers:
             written.add(column.name)
+    unit = [algorithm.unit.column] if isinstance(algorithm, TrainsUnits) else []
     for role, columns in algorithm.reads().items():
-        for name in columns:
+        for name in [*columns, *unit]:
             if name in written:
                 continue
             writer = next((column.written_by for column in STANDARD_COLUMNS if column.name == name), None)

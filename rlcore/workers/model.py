@@ -11,9 +11,11 @@ from torch import Tensor
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
+from rlcore.data.shares import UNIT
+from rlcore.errors import ColumnError
 from rlcore.models.load import copy_tokenizer, load_tokenizer
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
-from rlcore.protocols.optional import SavesInBackground, Saving
+from rlcore.protocols.optional import SavesInBackground, Saving, TrainsUnits
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
 from rlcore.types import Counts, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
@@ -132,7 +134,16 @@ class TrainedWorker(ModelWorker):
 
     @dispatch("dp_metrics")
     def update(self, batch: Batch, counts: Counts) -> Metrics:
-        """Run one optimizer step on a mini-batch; `counts` are those of the whole mini-batch over all ranks."""
+        """Run one optimizer step on a mini-batch; `counts` are those of the whole mini-batch over all ranks.
+
+        Raises:
+            ColumnError: the algorithm has units, but the batch has no column `unit_id`.
+        """
+        if isinstance(self.algorithm, TrainsUnits) and UNIT not in batch:
+            raise ColumnError(
+                f"the loss compares the rows with one '{self.algorithm.unit.column}', but the batch has no '{UNIT}'\n"
+                "Inherit `update` from Epochs, or begin it with  experience, _ = whole_units(experience, self.unit)"
+            )
 
         def loss(out: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, Metrics]:
             terms = self.terms(out, micro_batch)

@@ -1,75 +1,76 @@
-"""Pairs: the loss split by rows has the value and gradient of the joint loss, and margins follow the weights."""
+"""Pairs: one pass has the gradient of the published losses, whatever the micro-batches, and pairs stay whole."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from rlcore_algorithms.best_of_n import BestOfN
 from rlcore_algorithms.dpo import DPO
 from rlcore_algorithms.online_dpo import OnlineDPO, best_and_worst
 from rlcore_algorithms.reward_model import RewardModel, with_score_token
 
+from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.data.batch import Batch
+from rlcore.protocols import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.testing import FakeRoles
-from rlcore.types import TokenOutputs
-from rlcore.workers.averaging import count, reduce_terms
+from rlcore.testing.training import make_pairs, plain_pair_gradients, save_model
+from rlcore.types import Mean, TokenOutputs
+from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
 
-LENGTHS = [3, 2, 4, 5]
-MASK = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
-
-
-def pairs(margins):
-    return Batch.of(
-        lengths=LENGTHS,
-        tokens={"loss_mask": MASK},
-        rows={"margin": torch.tensor(margins).repeat_interleave(2), "sign": torch.tensor([1.0, -1.0, 1.0, -1.0])},
-    )
-
-
-def test_the_dpo_loss_split_by_rows_equals_the_published_one():
-    generator = torch.Generator().manual_seed(0)
-    log_probs = -torch.rand(14, generator=generator, dtype=torch.float64)
-    ref = -torch.rand(14, generator=generator, dtype=torch.float64)
-    beta = 0.3
-
-    # arXiv 2305.18290, eq. 7, with log-probs of whole responses
-    joint = log_probs.clone().requires_grad_()
-    sums = torch.stack([part.sum() for part in ((joint - ref) * MASK).split(LENGTHS)])
-    wanted = -F.logsigmoid(beta * (sums[0::2] - sums[1::2])).mean()
-    wanted.backward()
-
-    margins = (beta * (sums[0::2] - sums[1::2])).tolist()
-    batch = pairs(margins)
-    algorithm, leaf = DPO(DPO.Config(beta=beta)), log_probs.clone().requires_grad_()
-    counts, total = count(batch.per_row(MASK.long())), 0.0
-    for row, part in enumerate(leaf.split(LENGTHS)):
-        alone = batch.take([row])
-        terms = algorithm.loss(TokenOutputs(log_probs=part), alone)
-        total = total + reduce_terms(terms, alone, counts)
-    total.backward()
-
-    assert total.item() == pytest.approx(wanted.item(), abs=1e-7)
-    assert torch.allclose(leaf.grad, joint.grad, atol=1e-8)
+BETA = 0.3
 
 
 def test_the_reward_model_loss_is_the_bradley_terry_loss():
     values = torch.tensor([0.0, 1.0, 0.4, 0.0, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([0, 0, 1, 0, 1, 0], dtype=torch.bool)
     # scores 0.4 and -0.2: margin 0.6
-    batch = Batch.of(
-        lengths=[3, 3],
-        tokens={"loss_mask": mask},
-        rows={"margin": [0.6, 0.6], "sign": [1.0, -1.0]},
-    )
+    batch = Batch.of(lengths=[3, 3], tokens={"loss_mask": mask}, rows={"unit_id": [4, 4]})
 
     terms = RewardModel(RewardModel.Config()).loss(TokenOutputs(values=values), batch)
-    loss = reduce_terms(terms, batch, count(torch.tensor([1, 1])))
+    loss = reduce_terms(terms, batch, count(torch.tensor([1, 1]), batch.unit_sizes()))
     loss.backward()
 
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-0.6)), abs=1e-6)
     slope = 1 / (1 + math.exp(0.6))
     assert values.grad.tolist() == pytest.approx([0, 0, -slope, 0, slope, 0], abs=1e-6)
+    assert reduce_metrics(terms.metrics, batch) == {"margin": Mean(pytest.approx(0.6)), "accuracy": Mean(1.0)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("max_tokens", [16384, 30, 12, 1], ids=lambda number: f"{number}-tokens")
+@pytest.mark.parametrize(
+    ("head", "algorithm"),
+    [("token", DPO(DPO.Config(beta=BETA))), ("value", RewardModel(RewardModel.Config()))],
+    ids=["dpo", "reward-model"],
+)
+def test_one_pass_has_the_gradient_of_plain_pytorch(model, head, algorithm, max_tokens):
+    backend = LocalBackend(
+        LocalConfig(),
+        model=ModelConfig(path=model, max_tokens_per_device=max_tokens),
+        optimizer=OptimizerConfig(),
+        context=BackendContext(head=head),
+    )
+    pairs = make_pairs()
+    value_head = None if head == "token" else backend._value_head.weight
+    wanted, wanted_loss = plain_pair_gradients(model, pairs, beta=BETA, head=value_head)
+    counts = count(pairs["num_loss_tokens"], pairs.unit_sizes())
+
+    def loss(out, micro_batch):
+        scalar = reduce_terms(algorithm.loss(out, micro_batch), micro_batch, counts)
+        return scalar, {"loss": Mean(scalar.item()), "micro_batches": Mean(1.0)}
+
+    metrics = backend.forward_backward(pairs, loss, temperature=1.0)
+
+    assert metrics["micro_batches"].total == {16384: 1, 30: 2, 12: 4, 1: 4}[max_tokens]
+    assert metrics["loss"].total == pytest.approx(wanted_loss, rel=1e-5)
+    found = {name: parameter.grad for parameter, name in backend._names.items()}
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert float((found[name] - gradient).norm()) <= 1e-5 * float(gradient.norm()) + 1e-8, name
 
 
 @pytest.mark.parametrize(
@@ -104,45 +105,37 @@ def test_best_of_n_keeps_the_best_or_all_above_the_threshold(settings, wanted):
     assert BestOfN(BestOfN.Config(**settings)).kept(reward, group).tolist() == wanted
 
 
-class Drifting(FakeRoles):
-    """Fake roles whose actor changes the log-probs of responses with every update."""
-
-    def __init__(self, names):
-        super().__init__(names)
-        actor, plain = self.actor, self.actor.log_probs
-
-        def log_probs(batch):
-            return actor.apply(shifted, plain(batch) | batch.select("loss_mask"), by=0.25 * len(actor.updates))
-
-        actor.log_probs = log_probs
+def prompts_of(roles):
+    rows = {"prompt_id": [8, 5, 3], "group_id": [0, 1, 2], "seed": [1, 2, 3]}
+    return Batch.of(lengths=[2, 3, 1], tokens={"input_ids": [1, 2, 3, 4, 5, 6]}, rows=rows)
 
 
-def shifted(batch, *, by):
-    return Batch.of(
-        lengths=batch.lengths,
-        tokens={
-            "log_probs": batch["log_probs"] + by * batch["loss_mask"] * torch.arange(batch.num_tokens) / 10,
-            "entropy": batch["entropy"],
-        },
-    )
-
-
-def test_mini_batches_are_whole_pairs_with_margins_under_the_current_weights():
-    algorithm = OnlineDPO(OnlineDPO.Config(minibatches=2, beta=1.0))
-    roles = Drifting([role.name for role in algorithm.roles()])
-    rows = {"prompt_id": [8, 5], "group_id": [0, 1], "seed": [1, 2]}
-    prompts = Batch.of(lengths=[2, 3], tokens={"input_ids": [1, 2, 3, 4, 5]}, rows=rows)
-    experience = algorithm.collect(roles, prompts)
-    before = dict(zip(experience.fetch("sample_id").tolist(), experience.fetch("margin").tolist()))
+def test_mini_batches_are_whole_pairs_without_another_forward_pass():
+    algorithm = OnlineDPO(OnlineDPO.Config(minibatches=2))
+    roles = FakeRoles([role.name for role in algorithm.roles()])
+    experience = algorithm.collect(roles, prompts_of(roles))
+    pairs = experience.fetch("sample_id").reshape(-1, 2).tolist()
+    roles.actor.log_probs = None
 
     algorithm.update(roles, experience)
 
-    (first, _), (second, _) = roles.actor.updates
-    for mini in (first, second):
-        assert sorted(mini.fetch("sign").tolist()) == [-1, 1]
-        assert mini.fetch("margin")[0] == mini.fetch("margin")[1]
-    assert first.fetch("margin")[0].item() == before[first.fetch("sample_id")[0].item()]
-    assert second.fetch("margin")[0].item() != before[second.fetch("sample_id")[0].item()]
+    minis = [mini for mini, _ in roles.actor.updates]
+    assert [len(mini) for mini in minis] == [4, 2]
+    assert sorted(pair for mini in minis for pair in mini.fetch("sample_id").reshape(-1, 2).tolist()) == pairs
+    assert [counts.units for _, counts in roles.actor.updates] == [2, 1]
+
+
+def test_half_a_pair_is_reported_and_not_trained(caplog):
+    algorithm = DPO(DPO.Config())
+    roles = FakeRoles([role.name for role in algorithm.roles()])
+    experience = algorithm.collect(roles, prompts_of(roles)).take([0, 1, 3, 4, 5])
+
+    algorithm.update(roles, experience)
+
+    ((mini, counts),) = roles.actor.updates
+    assert (sorted(mini.fetch("group_id").tolist()), counts.units) == ([0, 0, 2, 2], 2)
+    assert roles.metrics["experience/incomplete_units"].value == 1.0
+    assert "1 units have fewer than 2 rows with one 'group_id' and are not trained" in caplog.text
 
 
 def test_the_score_token_is_appended_to_every_response():

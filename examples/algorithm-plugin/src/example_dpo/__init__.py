@@ -6,8 +6,6 @@
 Departures from the paper:
 1. The reward of the run decides which response is better; the paper asks a language model.
 2. A prompt whose responses all have the same reward yields no pair and is skipped.
-3. Each row stores its partner's half of m from when the samples were collected. For the first mini-batch of a
-   step, the gradient is half that of the paper, because the mean is over the two rows of a pair.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import torch.nn.functional as F
 from rlcore import Batch, LossTerms, TokenOutputs
 from rlcore.algorithms.base import Epochs, EpochsConfig
 from rlcore.errors import require
-from rlcore.protocols import RoleSpec
+from rlcore.protocols import RoleSpec, Unit
 from rlcore.protocols.roles import Roles
 
 
@@ -42,49 +40,38 @@ class ExampleDPO(Epochs):
 
     Config = ExampleDPOConfig
     compares_samples = True
+    unit = Unit(column="group_id", size=2)  # the loss compares the two rows of a prompt
 
     def roles(self) -> Sequence[RoleSpec]:
         workers = {"actor": "policy", "reference": "reference", "rollout": "rollout"}
         return [RoleSpec(name=name, worker=worker) for name, worker in workers.items()]
 
     def writes(self) -> Sequence[str]:
-        return ["partner", "sign"]
+        return []
 
     def reads(self) -> Mapping[str, Sequence[str]]:
-        return {"actor": ["ref_log_probs", "partner", "sign"]}
+        return {"actor": ["ref_log_probs"]}
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Generate, score, form pairs, and compute log-probs of both models for the pairs only."""
+        """Generate, score, form pairs, and compute log-probs of the reference for the pairs only."""
         samples = roles.score(roles.generate(prompts))
-        rows, partner = best_and_worst(*samples.fetch("reward", "group_id"))
-        pairs = samples.take(rows)
-        pairs |= roles.reference.log_probs(pairs)
-        seen = pairs.select("loss_mask", "ref_log_probs") | roles.actor.log_probs(pairs).drop("entropy")
-        gap = roles.actor.apply(reference_gap, seen).fetch("gap")
-        sign = torch.ones(len(rows))
-        sign[1::2] = -1.0
-        return pairs.with_rows(partner=gap[partner], sign=sign).balance(roles.actor.dp_size)
+        pairs = samples.take(best_and_worst(*samples.fetch("reward", "group_id")))
+        return pairs | roles.reference.log_probs(pairs)
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """Return the loss terms, [B]; the gradient flows through the row's own half of the margin only."""
+        """Return one term per pair; the best response is in row 2k, the worst in row 2k + 1."""
         assert out.log_probs is not None, "the actor's outputs have log-probs"
         gap = batch.per_row(torch.where(batch["loss_mask"], out.log_probs - batch["ref_log_probs"], 0.0))
-        margin = self.config.beta * batch["sign"] * (gap - batch["partner"])
+        margin = self.config.beta * (gap[0::2] - gap[1::2])
         metrics = {"margin": margin.detach(), "accuracy": (margin > 0).float()}
-        return LossTerms(terms=-F.logsigmoid(margin), average="row-mean", metrics=metrics)
+        return LossTerms(terms=-F.logsigmoid(margin), average="unit-mean", metrics=metrics)
 
 
-def best_and_worst(reward: torch.Tensor, group_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows best, worst, best, worst, … of groups with variance, and the index of each row's partner."""
+def best_and_worst(reward: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
+    """Return rows best, worst, best, worst, … of groups with variance."""
     rows = []
     for group in sorted(set(group_id.tolist())):
         members = (group_id == group).nonzero().squeeze(1)
         best, worst = members[reward[members].argmax()], members[reward[members].argmin()]
         rows += [int(best), int(worst)] if reward[best] > reward[worst] else []
-    return torch.tensor(rows, dtype=torch.int64), torch.arange(len(rows)) ^ 1
-
-
-def reference_gap(batch: Batch) -> Batch:
-    """Compute the row column `gap`, log p - log p_ref of each response; runs next to the data."""
-    gap = torch.where(batch["loss_mask"], batch["log_probs"] - batch["ref_log_probs"], 0.0)
-    return Batch.of(lengths=batch.lengths, rows={"gap": batch.per_row(gap)})
+    return torch.tensor(rows, dtype=torch.int64)

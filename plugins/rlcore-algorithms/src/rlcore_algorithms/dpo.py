@@ -44,7 +44,6 @@ class DPO(OnlineDPO):
         return [RoleSpec(name="actor", worker="policy"), RoleSpec(name="reference", worker="reference")]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Load the pairs and compare them with the reference."""
+        """Load the pairs and compute the log-probs of the reference."""
         pairs = roles.demonstrations(prompts, self.demonstrations)
-        pairs |= roles.reference.log_probs(pairs)
-        return self.with_margins(roles, pairs)
+        return pairs | roles.reference.log_probs(pairs)

@@ -10,7 +10,7 @@ with log p of a whole response (arXiv 2305.18290, eq. 7) and p_ref the initial p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from rlcore.errors import require
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.roles import Roles
 from rlcore.types import LossTerms, Mean, TokenOutputs
-from rlcore_algorithms.pairs import Pairwise, reference_gap
+from rlcore_algorithms.pairs import Pairwise, logistic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +43,26 @@ class OnlineDPO(Pairwise):
     Config = OnlineDPOConfig
     compares_samples = True
 
+    def reads(self) -> Mapping[str, Sequence[str]]:
+        return {"actor": ["ref_log_probs"]}
+
     def roles(self) -> Sequence[RoleSpec]:
         names = {"actor": "policy", "reference": "reference", "rollout": "rollout"}
         return [RoleSpec(name=name, worker=worker) for name, worker in names.items()]
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Generate, score, form pairs, and compare them with the reference."""
+        """Generate, score, form pairs, and compute the log-probs of the reference."""
         samples = roles.score(roles.generate(prompts))
         reward, group_id = samples.fetch("reward", "group_id")
         rows = best_and_worst(reward, group_id)
         roles.note("experience/pairs", Mean(float(len(rows) // 2)))
         pairs = samples.take(rows)
-        pairs |= roles.reference.log_probs(pairs)
-        return self.with_margins(roles, pairs)
-
-    def scores(self, roles: Roles, samples: Batch) -> Tensor:
-        return reference_gap(roles, samples, self.config.beta)
+        return pairs | roles.reference.log_probs(pairs)
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         assert out.log_probs is not None, "the actor's outputs have log-probs"
-        log_probs = torch.where(batch["loss_mask"], out.log_probs, 0.0)
-        return self.logistic(self.config.beta * batch.per_row(log_probs), batch)
+        gap = torch.where(batch["loss_mask"], out.log_probs - batch["ref_log_probs"], 0.0)
+        return logistic(self.config.beta * batch.per_row(gap))
 
 
 def best_and_worst(reward: Tensor, group_id: Tensor) -> Tensor:

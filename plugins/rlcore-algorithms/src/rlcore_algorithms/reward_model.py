@@ -12,7 +12,7 @@ and the value there, which depends on the whole text before it, is the score.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ from rlcore.protocols.roles import Roles
 from rlcore.types import LossTerms, TokenOutputs
 from rlcore.workers.critic import with_score_token
 from rlcore.workers.model import TrainedWorker
-from rlcore_algorithms.pairs import Pairwise
+from rlcore_algorithms.pairs import Pairwise, logistic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +70,25 @@ class RewardModel(Pairwise):
     def roles(self) -> Sequence[RoleSpec]:
         return [RoleSpec(name="actor", worker="trained_reward_model")]
 
+    def reads(self) -> Mapping[str, Sequence[str]]:
+        return {"actor": []}
+
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
-        """Load the pairs and score them."""
+        """Load the pairs and append the score token."""
         pairs = roles.demonstrations(prompts, self.demonstrations)
         ended = roles.actor.apply(with_score_token, pairs.select("input_ids", "loss_mask"))
         rows = {name: pairs.fetch(name) for name in ("sample_id", "group_id")}
-        return self.with_margins(roles, ended.with_rows(**rows))
-
-    def scores(self, roles: Roles, samples: Batch) -> Tensor:
-        score: Tensor = roles.group("actor", TrainedRewardModelWorker).scores(samples).fetch("score")
-        return score
+        return ended.with_rows(**rows)
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         assert out.values is not None, "a value head has values"
-        return self.logistic(batch.per_row(torch.where(batch["loss_mask"], out.values, 0.0)), batch)
+        return logistic(batch.per_row(torch.where(batch["loss_mask"], out.values, 0.0)))
 
     def evaluate(self, roles: Roles, prompts: Batch, config: EvalConfig) -> tuple[dict[str, float], Batch]:
         """Compute the share of held-out pairs in the right order, and their loss."""
         pairs = self.collect(roles, prompts)
-        margin = pairs.fetch("margin")[0::2]
+        score: Tensor = roles.group("actor", TrainedRewardModelWorker).scores(pairs).fetch("score")
+        margin = score[0::2] - score[1::2]
         metrics = {
             "eval/pass_rate": float((margin > 0).double().mean()),
             "eval/loss": float(-F.logsigmoid(margin).mean()),

@@ -12,14 +12,16 @@ import torch
 from rlcore import Batch, LossTerms, TokenOutputs
 from rlcore.config.build import build_plugin
 from rlcore.config.schema import Choice
+from rlcore.data.units import whole_units
 from rlcore.errors import ColumnError, ConfigError, RlcoreError
+from rlcore.protocols.optional import TrainsUnits
 from rlcore.registry import resolve
 from rlcore.testing import AlgorithmContract
 from rlcore.workers.averaging import count, reduce_terms
 from rlcore_workbench.batch_file import load_batch, save_batch
 
 Loss = Callable[[TokenOutputs, Batch], LossTerms]
-_ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs")
+_ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs", "unit_id")
 
 
 def try_algorithm(
@@ -37,6 +39,8 @@ def try_algorithm(
     experience = load_batch(batch) if batch else collect(algorithm)
     if save:
         save_batch(experience, save)
+    if isinstance(algorithm, TrainsUnits):
+        experience, _ = whole_units(experience, algorithm.unit)
     report["batch"] = f"{len(experience)} samples, {experience.num_tokens} tokens: {', '.join(experience.columns)}"
     report["losses"] = {role: examine(algorithm, role, experience) for role in sorted(algorithm.reads())}
     if as_json:
@@ -64,7 +68,7 @@ def examine(algorithm: Any, role: str, experience: Batch) -> dict[str, Any]:
     try:
         out = outputs(batch)
         terms = loss(out, batch)
-        counts = count(batch.per_row(batch["loss_mask"].long()))
+        counts = count(batch.per_row(batch["loss_mask"].long()), batch.unit_sizes())
         scalar = reduce_terms(terms, batch, counts)
     except ColumnError as error:
         return {"wrong": [f"{error}. Name the columns that the loss reads in reads()[{role!r}]"]}
@@ -91,7 +95,7 @@ def outputs(batch: Batch) -> TokenOutputs:
 def _gradients(scalar: torch.Tensor, terms: LossTerms, out: TokenOutputs, batch: Batch) -> dict[str, Any]:
     """Return the size of the gradient, and the faults of loss and gradient."""
     wrong = []
-    per_token = terms.average != "row-mean"
+    per_token = terms.average not in ("row-mean", "unit-mean")
     seen = terms.terms[batch["loss_mask"]] if per_token else terms.terms
     if num_odd := int((~seen.detach().isfinite()).sum()):
         wrong.append(f"{num_odd} of {seen.numel()} terms are not finite")
