@@ -231,7 +231,7 @@ def test_attributes_of_the_suite_can_be_set():
         (["dispatch", "dp"], 6),
         (["tracker", "jsonl"], 6),
         (["dataset", "files", "--data", "d.jsonl"], 4),
-        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 10),
+        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 16),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value),
 )
