@@ -67,19 +67,19 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.workers.rollout": "RolloutWorker requests_of",
     # backends
     "rlcore.backends.local": "LocalBackend LocalConfig",
-    "rlcore.backends.optimizer": "lr_at",
-    "rlcore.data.packing": "plan_micro_batches",
     "rlcore.kits.backend": "grid",
+    "rlcore.kits.backend.base": "PackedBackend Targets UseOutputs most_over_ranks",
     "rlcore.kits.backend.grid": "check_devices check_divides need_process_group",
     "rlcore.kits.backend.head": "Part token_statistics",
     "rlcore.kits.backend.ulysses": "heads_to_tokens join own_places tokens_to_heads",
+    "rlcore.kits.backend.update": "WeightUpdate blend",
+    "rlcore.kits.backend.value_head": "HEAD_FILE VALUE_HEAD initial_value_head",
     "rlcore.models.activations": "checkpoint_activations",
     "rlcore.models.attention": "ADVICE Packing check_kind packed_attention refuse_unknown window_of_mask",
     "rlcore.models.comparison": "check_attention",
     "rlcore.models.head": "LogitRule",
     "rlcore.models.load": "check_directory check_positions check_same_files fingerprint load_model load_tokenizer"
     " read_config",
-    "rlcore.models.update": "WeightUpdate blend",
     "rlcore.models.weights": "check_finite check_names weight_files",
     "rlcore.registry.versions": "check_versions requirements",
     # engines

@@ -25,7 +25,7 @@ class DiesInStep(LocalBackend):
     """Its process is killed in the fifth optimiser step."""
 
     def step(self):
-        if self._num_steps == 4 and not os.environ.get("RLCORE_TEST_RESUMED"):
+        if self.num_steps == 4 and not os.environ.get("RLCORE_TEST_RESUMED"):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step()
 
@@ -48,7 +48,7 @@ class Later:
         for path in self.aside.iterdir():
             path.rename(self.directory / path.name)
         self.aside.rmdir()
-        (self.directory / "written.txt").write_text(str(self.backend._num_steps))
+        (self.directory / "written.txt").write_text(str(self.backend.num_steps))
 
 
 class AlwaysNaN(LocalBackend):

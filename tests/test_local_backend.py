@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlcore.backends.optimizer import lr_at
 from rlcore.errors import ModelError
+from rlcore.kits.backend.optimizer import lr_at
 from rlcore.models.load import check_directory, load_model, load_tokenizer
 from rlcore.protocols.backend import BackendContext, OptimizerConfig
 from rlcore.testing.waiting import HANG_S

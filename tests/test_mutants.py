@@ -348,14 +348,14 @@ def without_clearing(self):
 
 
 def at_a_constant_rate(self):
-    return LocalBackend.step(self) | {"lr": Mean(self._optimizer_config.lr)}
+    return LocalBackend.step(self) | {"lr": Mean(self.optimizer_config.lr)}
 
 
 def without_clipping(self):
-    config = self._optimizer_config
-    self._optimizer_config = replace(config, clip_grad_norm=0.0)
+    config = self.optimizer_config
+    self.optimizer_config = replace(config, clip_grad_norm=0.0)
     metrics = LocalBackend.step(self)
-    self._optimizer_config = config
+    self.optimizer_config = config
     return metrics
 
 
@@ -377,12 +377,12 @@ def without_moments(self, directory):
 
 def without_steps(self, directory):
     LocalBackend.load(self, directory)
-    self._num_steps = 0
+    self.num_steps = 0
 
 
 def pickled(self, directory):
     LocalBackend.save(self, directory)
-    torch.save(self._num_steps, directory / "steps.pt")
+    torch.save(self.num_steps, directory / "steps.pt")
 
 
 def half_loaded(self, directory):
@@ -419,7 +419,7 @@ def brought_back(self):
 
 
 def frozen_differs(self, batch, *, temperature):
-    return LocalBackend.forward(self, batch, temperature=temperature if self._context.trained else 2.0)
+    return LocalBackend.forward(self, batch, temperature=temperature if self.context.trained else 2.0)
 
 
 def renamed(self):
@@ -488,19 +488,19 @@ def uses_a_mixture(self, weights, mix=1.0):
     try:
         LocalBackend.load_weights(self, weights, mix)
     finally:
-        self._update.failure = ""
+        self.weight_update.failure = ""
 
 
 def mixes_into_a_mixture(self, weights, mix=1.0):
-    failure, self._update.failure = self._update.failure, ""
+    failure, self.weight_update.failure = self.weight_update.failure, ""
     LocalBackend.load_weights(self, weights, mix)
-    self._update.failure = failure if mix < 1 else ""
+    self.weight_update.failure = failure if mix < 1 else ""
 
 
 def stays_incomplete(self, weights, mix=1.0):
-    self.failed = getattr(self, "failed", "") or self._update.failure
+    self.failed = getattr(self, "failed", "") or self.weight_update.failure
     LocalBackend.load_weights(self, weights, mix)
-    self._update.failure = self.failed
+    self.weight_update.failure = self.failed
 
 
 def leaves_a_copy(self):

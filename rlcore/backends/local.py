@@ -7,8 +7,9 @@ without dropout, so that a forward pass gives the same result in training and sc
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +20,20 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlcore.backends.optimizer import lr_at, make_adamw, optimizer_tensors, restore_optimizer
 from rlcore.data.batch import Batch
-from rlcore.data.packing import plan_micro_batches
 from rlcore.errors import ModelError
+from rlcore.kits.backend.base import PackedBackend, Targets, UseOutputs
+from rlcore.kits.backend.optimizer import make_adamw, optimizer_tensors, restore_optimizer
+from rlcore.kits.backend.update import WeightUpdate, blend
+from rlcore.kits.backend.value_head import HEAD_FILE, VALUE_HEAD, initial_value_head
 from rlcore.models import attention
 from rlcore.models.activations import checkpoint_activations
 from rlcore.models.attention import Packing
 from rlcore.models.head import TokenHead, hidden_states, use_packed_attention
 from rlcore.models.load import check_directory, check_positions, check_same_files, load_model, read_config
-from rlcore.models.update import WeightUpdate, blend
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
-from rlcore.types import LossFunction, Mean, Mesh, Metrics, TokenOutputs, merge_metrics
+from rlcore.types import Mesh, TokenOutputs
 
-_VALUE_HEAD = "value_head.weight"
 _MOMENTS = "optimizer.moments"
 """Safetensors with another suffix, because engines load every *.safetensors of a directory as weights."""
 
@@ -42,7 +43,7 @@ class LocalConfig:
     """No settings: model and optimiser have their own sections."""
 
 
-class LocalBackend:
+class LocalBackend(PackedBackend):
     """One rank of one model."""
 
     Config = LocalConfig
@@ -50,18 +51,15 @@ class LocalBackend:
     def __init__(
         self, config: LocalConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
     ) -> None:
+        super().__init__(model=model, optimizer=optimizer, context=context)
         attention.register()
         self.mesh = Mesh(
             rank=context.rank, world_size=context.world_size, dp_rank=context.rank, dp_size=context.world_size
         )
-        self._context, self._model_config, self._optimizer_config = context, model, optimizer
-        self._device = torch.device(context.device)
         self._model = load_model(model.path, device=context.device)
         self._token_head = TokenHead(self._model)
         use_packed_attention(self._model, self._token_head)
         self._value_head = self._make_value_head() if context.head == "value" else None
-        self._num_steps = 0
-        self._update = WeightUpdate()
         if context.trained and model.gradient_checkpointing:
             checkpoint_activations(self._model)
         self._names = self._trained_parameters() if context.trained else {}
@@ -69,57 +67,34 @@ class LocalBackend:
         if not context.trained:
             self._model.requires_grad_(False)
         if self.mesh.world_size > 1:
-            check_same_files(check_directory(model.path), self._device)
+            check_same_files(check_directory(model.path), self.device)
 
-    @torch.no_grad()
-    def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
-        """Return the outputs of all tokens under `loss_mask`, in batch order."""
-        self._update.check_complete()
-        found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
-        offsets = batch.offsets()
-        for rows in self._plan(batch):
-            out = self._outputs(batch.take(rows), temperature)
-            where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
-            for name, column in found.items():
-                column[where.to(self._device)] = getattr(out, name)
-        return TokenOutputs(**found)
-
-    def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
-        """Accumulate the gradients of every micro-batch."""
-        assert self._optimizer is not None, "forward_backward on a frozen model"
-        self._update.check_complete()
-        metrics = []
-        for rows in self._plan(batch):
-            micro_batch = batch if len(rows) == len(batch) else batch.take(rows)
-            scalar, of_this = loss(self._outputs(micro_batch, temperature), micro_batch)
-            if scalar.requires_grad:
+    def run(self, micro_batches: Sequence[Batch], use: UseOutputs, *, temperature: float, backward: bool) -> None:
+        """Run the micro-batches one after the other; ranks need not run the same number."""
+        for i, micro_batch in enumerate(micro_batches):
+            scalar = use(i, self._outputs(micro_batch, temperature))
+            if backward and scalar.requires_grad:
                 scalar.backward()  # type: ignore[no-untyped-call]
-            metrics.append(of_this)
-        return merge_metrics(metrics)
 
-    def step(self) -> Metrics:
+    def apply_gradients(self, lr: float) -> float | None:
         """Sum over ranks, clip, update; a gradient that is not finite changes nothing."""
         assert self._optimizer is not None, "step on a frozen model"
-        config = self._optimizer_config
-        lr = lr_at(config, self._num_steps, self._context.total_steps)
         self._sum_gradients()
         gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-        if not bool(torch.isfinite(norm)):
-            self._optimizer.zero_grad(set_to_none=True)
-            return {"skipped": Mean(1.0), "lr": Mean(lr)}
-        if config.clip_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(list(self._names), config.clip_grad_norm, norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        if math.isfinite(norm):
+            if self.optimizer_config.clip_grad_norm:
+                limit = self.optimizer_config.clip_grad_norm
+                torch.nn.utils.clip_grads_with_norm_(list(self._names), limit, torch.tensor(norm))
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._num_steps += 1
-        return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
+        return norm if math.isfinite(norm) else None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters by Hugging Face name: tied ones once, without the value head."""
-        self._update.check_complete()
+        self.weight_update.check_complete()
         for name, parameter in self._model.named_parameters():
             yield name, parameter.detach()
 
@@ -128,19 +103,19 @@ class LocalBackend:
         """Load or mix in the weights of another backend; see `Backend`."""
         own = dict(self._model.named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-        for name, new in self._update.checked(weights, shapes, mix):
+        for name, new in self.weight_update.checked(weights, shapes, mix):
             blend(own[name], new, mix)
 
     def save(self, directory: Path) -> None:
         """Write a Hugging Face model, the value head and the optimiser's state, on rank 0."""
-        self._update.check_complete()
-        if self._context.rank == 0:
+        self.weight_update.check_complete()
+        if self.context.rank == 0:
             self._model.save_pretrained(directory)
             if self._value_head is not None:
-                save_file({_VALUE_HEAD: self._value_head.weight.detach()}, directory / "value_head.safetensors")
+                save_file({VALUE_HEAD: self._value_head.weight.detach()}, directory / HEAD_FILE)
             if self._optimizer is not None:
                 save_file(optimizer_tensors(self._optimizer, self._names), directory / _MOMENTS)
-            (directory / "backend.json").write_text(json.dumps({"num_steps": self._num_steps}))
+            (directory / "backend.json").write_text(json.dumps({"num_steps": self.num_steps}))
 
     def load(self, directory: Path) -> None:
         """Read and check everything before changing anything."""
@@ -157,17 +132,17 @@ class LocalBackend:
                 f"{directory} is a checkpoint of another model: {len(different)} parameters differ, the first is"
                 f" {different[0]}\nType the model.path that the run started with."
             )
-        head = load_file(_need(directory / "value_head.safetensors")) if self._value_head is not None else {}
+        head = load_file(_need(directory / HEAD_FILE)) if self._value_head is not None else {}
         moments = load_file(_need(directory / _MOMENTS)) if self._optimizer is not None else {}
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(fresh[name])
             if self._value_head is not None:
-                self._value_head.weight.copy_(head[_VALUE_HEAD])
+                self._value_head.weight.copy_(head[VALUE_HEAD])
         if self._optimizer is not None:
             restore_optimizer(self._optimizer, self._names, moments)
-        self._num_steps = int(state["num_steps"])
-        self._update = WeightUpdate()
+        self.num_steps = int(state["num_steps"])
+        self.weight_update = WeightUpdate()
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
@@ -197,47 +172,32 @@ class LocalBackend:
         self._move("cpu")
 
     def reload(self) -> None:
-        self._move(str(self._device))
-
-    def _output_names(self) -> tuple[str, ...]:
-        return ("log_probs", "entropy") if self._value_head is None else ("values",)
-
-    def _plan(self, batch: Batch) -> list[list[int]]:
-        return plan_micro_batches(batch, self._model_config.max_tokens_per_device)
+        self._move(str(self.device))
 
     def _outputs(self, batch: Batch, temperature: float) -> TokenOutputs:
-        """Return [T] outputs, zero outside the loss mask; token i uses the hidden state of token i - 1."""
-        where = batch["loss_mask"].nonzero().squeeze(1)
-        starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
-        where = where[~torch.isin(where, starts)]  # a first token has no preceding state
-        if not len(where):
-            return TokenOutputs(
-                **{name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
-            )
-        ids = batch["input_ids"]
-        packing = Packing(batch.lengths.tolist(), self._device)
-        with self._autocast():
-            hidden = hidden_states(self._model, ids[None], packing).index_select(0, where - 1)
-            if self._value_head is None:
-                log_probs, entropy = self._token_head(hidden, ids[where], temperature)
-        if self._value_head is not None:  # outside autocast: values are float32
-            return TokenOutputs(values=_spread(self._value_head(hidden.float()).squeeze(-1), where, ids))
-        return TokenOutputs(log_probs=_spread(log_probs, where, ids), entropy=_spread(entropy, where, ids))
+        targets = Targets.of(batch)
+        found: Sequence[Tensor] = ()
+        if len(targets.ids):
+            packing = Packing(batch.lengths.tolist(), self.device)
+            with self._autocast():
+                hidden = hidden_states(self._model, batch["input_ids"][None], packing).index_select(0, targets.before)
+                if self._value_head is None:
+                    found = self._token_head(hidden, targets.ids, temperature)
+            if self._value_head is not None:  # outside autocast: values are float32
+                found = self._value_head(hidden.float()).t()
+        return targets.outputs(self.output_names, found)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self._model_config.precision == "bfloat16":
-            return torch.autocast(self._device.type, torch.bfloat16)
+        if self.model_config.precision == "bfloat16":
+            return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
     def _make_value_head(self) -> nn.Linear:
         hidden_size = self._model.config.get_text_config().hidden_size
         head = nn.Linear(hidden_size, 1, bias=False)
-        generator = torch.Generator().manual_seed(self._context.seed)
         with torch.no_grad():
-            head.weight.normal_(std=1.0 / (hidden_size + 1), generator=generator)
-            if (trained := Path(self._model_config.path) / "value_head.safetensors").is_file():
-                head.weight.copy_(load_file(trained)[_VALUE_HEAD])
-        return head.to(self._device)
+            head.weight.copy_(initial_value_head(hidden_size, Path(self.model_config.path), self.context.seed))
+        return head.to(self.device)
 
     def _trained_parameters(self) -> dict[nn.Parameter, str]:
         named = dict(self._model.named_parameters())
@@ -247,7 +207,7 @@ class LocalBackend:
             named = {
                 name: p for name, p in named.items() if tied or p is not embedding
             }  # a value model predicts no tokens
-            named[_VALUE_HEAD] = self._value_head.weight
+            named[VALUE_HEAD] = self._value_head.weight
         return {parameter: name for name, parameter in named.items()}
 
     def _sum_gradients(self) -> None:
@@ -263,7 +223,7 @@ class LocalBackend:
             parameter.grad = part.view_as(parameter)
 
     def _move(self, device: str) -> None:
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return
         self._model.to(device)
         if self._value_head is not None:
@@ -273,11 +233,6 @@ class LocalBackend:
                 state[key] = tensor.to(device)
         if device == "cpu":
             torch.cuda.empty_cache()
-
-
-def _spread(values: Tensor, where: Tensor, like: Tensor) -> Tensor:
-    """Return T zeros with the [n] values at the positions `where`."""
-    return torch.zeros(len(like), dtype=values.dtype, device=values.device).index_put((where,), values)
 
 
 def _need(path: Path) -> Path:

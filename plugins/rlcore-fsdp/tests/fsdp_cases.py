@@ -3,7 +3,7 @@
 from rlcore_fsdp import FSDPBackend, FSDPConfig, lora
 
 from rlcore.backends.local import LocalBackend, LocalConfig
-from rlcore.backends.optimizer import make_adamw
+from rlcore.kits.backend.optimizer import make_adamw
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore.testing.training import GENTLE, whole_weights
 

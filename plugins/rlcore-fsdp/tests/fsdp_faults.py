@@ -10,7 +10,7 @@ class DiesInStep(FSDPBackend):
     """Backend whose rank 1 is killed in the fifth optimiser step."""
 
     def step(self):
-        if self._num_steps == 4 and self.mesh.rank == 1 and not os.environ.get("RLCORE_TEST_RESUMED"):
+        if self.num_steps == 4 and self.mesh.rank == 1 and not os.environ.get("RLCORE_TEST_RESUMED"):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step()
 

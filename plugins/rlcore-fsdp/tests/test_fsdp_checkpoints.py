@@ -272,4 +272,4 @@ def test_a_damaged_checkpoint_is_refused_with_the_file_and_changes_nothing(damag
         backend.load(directory)
 
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.weights())
-    assert backend._num_steps == 0
+    assert backend.num_steps == 0

@@ -8,7 +8,7 @@ under the loss.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,31 +18,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlcore.backends.optimizer import lr_at
 from rlcore.data.batch import Batch
-from rlcore.data.packing import plan_micro_batches
 from rlcore.errors import ConfigError
+from rlcore.kits.backend.base import PackedBackend, Targets, UseOutputs, most_over_ranks
+from rlcore.kits.backend.update import WeightUpdate, blend
+from rlcore.kits.backend.value_head import VALUE_HEAD
 from rlcore.models.activations import checkpoint_activations
 from rlcore.models.load import check_directory, read_config
-from rlcore.models.update import WeightUpdate, blend
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
 from rlcore.trainer.memory import ModelSize
-from rlcore.types import LossFunction, Mean, Metrics, TokenOutputs, merge_metrics
+from rlcore.types import TokenOutputs
 from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
-from rlcore_fsdp.checkpoint import MODEL, VALUE_HEAD, State
+from rlcore_fsdp.checkpoint import MODEL, State
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.load import local_part, own_part
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
 from rlcore_fsdp.model import PackedModel, build, check_fits, check_parts
-from rlcore_fsdp.optimizer import Optimizers, all_reduce, clip, gradient_norm, sum_over_tensor_axis
+from rlcore_fsdp.optimizer import Optimizers, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
 """Models of this process with adapters: a reference model is the policy's own model with its adapters off."""
 
 
-class FSDPBackend:
+class FSDPBackend(PackedBackend):
     """One rank of one model."""
 
     Config = FSDPConfig
@@ -51,13 +51,12 @@ class FSDPBackend:
         self, config: FSDPConfig, *, model: ModelConfig, optimizer: OptimizerConfig, context: BackendContext
     ) -> None:
         check_versions("rlcore-fsdp", "backend=fsdp")
-        self._config, self._model_config, self._optimizer_config = config, model, optimizer
-        self._context, self._device = context, torch.device(context.device)
+        super().__init__(model=model, optimizer=optimizer, context=context)
+        self._config = config
+        self.max_tokens *= config.context_parallel
         self._grid = make_grid(config, context)
         self.mesh = self._grid.here
         self._packed = self._share_or_build()
-        self._num_steps = 0
-        self._update = WeightUpdate()
         self._base = checkpoint.fingerprint_of(model.path) if config.lora_rank and context.trained else 0
         """Fingerprint of the weights that the adapters belong to, taken when they are read."""
         names: dict[nn.Parameter, str] = {}
@@ -77,60 +76,39 @@ class FSDPBackend:
         self._optimizer = Optimizers(names, optimizer, matrices, in_8_bits=in_8_bits) if context.trained else None
         self._save_group = dist.new_group(backend="gloo")
 
-    @torch.no_grad()
-    def forward(self, batch: Batch, *, temperature: float) -> TokenOutputs:
-        """Compute the outputs of all tokens under `loss_mask`, in batch order."""
-        self._update.check_complete()
-        found = {name: torch.zeros(batch.num_tokens, device=self._device) for name in self._output_names()}
-        offsets = batch.offsets()
-        with self._without_adapters_if_frozen():
-            for rows in self._plan(batch):
-                micro_batch = batch.take(rows)
-                with self._explained("forward", micro_batch.num_tokens):
-                    out, _ = self._outputs(micro_batch, temperature)
-                if not rows:
-                    continue
-                where = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
-                for name, column in found.items():
-                    column[where.to(self._device)] = getattr(out, name)
-            self._packed.settle()  # the parameters must be shards again when the adapters are turned on
-        return TokenOutputs(**found)
-
-    def forward_backward(self, batch: Batch, loss: LossFunction, *, temperature: float) -> Metrics:
-        """Accumulate the gradients of every micro-batch."""
-        assert self._optimizer is not None, "forward_backward on a frozen model"
-        self._update.check_complete()
-        plan, metrics = self._plan(batch), []
+    def run(self, micro_batches: Sequence[Batch], use: UseOutputs, *, temperature: float, backward: bool) -> None:
+        """Run the micro-batches one after the other, the same number on all ranks."""
+        phase = "forward and backward" if backward else "forward"
         share_gradients: Any = self._packed.set_requires_gradient_sync
-        for i, rows in enumerate(plan):
-            last = i == len(plan) - 1
-            share_gradients(last or self._config.reduce_gradients == "every")
-            micro_batch = batch if len(rows) == len(batch) else batch.take(rows)
-            with self._explained("forward and backward", micro_batch.num_tokens):
-                out, total = self._outputs(micro_batch, temperature)
-                if rows:
-                    scalar, of_this = loss(out, micro_batch)
-                    metrics.append(of_this)
-                    # FSDP averages gradients over ranks, but losses are summed
-                    total = total + scalar * self._grid.averaged_over
-                total.backward()  # type: ignore[no-untyped-call]
-        return merge_metrics(metrics)
+        with self._without_adapters_if_frozen():
+            for i, micro_batch in enumerate(micro_batches):
+                if backward:
+                    share_gradients(i == len(micro_batches) - 1 or self._config.reduce_gradients == "every")
+                with self._explained(phase, micro_batch.num_tokens):
+                    out, zero = self._outputs(micro_batch, temperature)
+                    scalar = use(i, out)
+                    if backward:  # FSDP averages gradients over ranks, but losses are summed
+                        (zero + scalar * self._grid.averaged_over).backward()  # type: ignore[no-untyped-call]
+            if not backward:
+                self._packed.settle()  # the parameters must be shards again when the adapters are turned on
 
-    def step(self) -> Metrics:
+    def apply_gradients(self, lr: float) -> float | None:
         """Clip gradients and run the optimiser; skip the step if a gradient is not finite."""
         assert self._optimizer is not None, "step on a frozen model"
-        lr = lr_at(self._optimizer_config, self._num_steps, self._context.total_steps)
         sum_over_tensor_axis(self._partial, self._grid)
         norm = gradient_norm(self._names, self._grid)
         if not bool(torch.isfinite(norm)):
             self._optimizer.zero()
-            return {"skipped": Mean(1.0), "lr": Mean(lr)}
-        if self._optimizer_config.clip_grad_norm:
-            clip(self._names, norm, self._optimizer_config.clip_grad_norm)
+            return None
+        if self.optimizer_config.clip_grad_norm:
+            clip(self._names, norm, self.optimizer_config.clip_grad_norm)
         with self._explained("optimiser step"):
             self._optimizer.step(lr)
-        self._num_steps += 1
-        return {"grad_norm": Mean(float(norm)), "lr": Mean(lr), "skipped": Mean(0.0)}
+        return float(norm)
+
+    def num_micro_batches(self, num_planned: int) -> int:
+        """Return the most that a rank has planned."""
+        return most_over_ranks(num_planned, self.device)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters under their Hugging Face names, gathered one at a time, with adapters merged.
@@ -138,7 +116,7 @@ class FSDPBackend:
         The value head is left out. With precision=bfloat16 the tensors are bfloat16, which the model computes with.
         With lora_sync=adapters, only the adapters are sent; see `lora.sent_alone`.
         """
-        self._update.check_complete()
+        self.weight_update.check_complete()
         parameters = dict(self._packed.model.named_parameters())
         if self._config.lora_sync == "adapters":
             factors = ((name, self._whole(value)) for name, value in parameters.items() if lora.is_adapter(name))
@@ -170,7 +148,7 @@ class FSDPBackend:
             )
         own = dict(self._packed.model.named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-        for name, new in self._update.checked(weights, shapes, mix):
+        for name, new in self.weight_update.checked(weights, shapes, mix):
             blend(local_part(own[name]), new[own_part(own[name])], mix)
 
     def save(self, directory: Path) -> None:
@@ -186,7 +164,7 @@ class FSDPBackend:
         """Load a checkpoint written by any number of ranks; change the model only after everything has been read."""
         state = checkpoint.read_state(directory)
         fresh = {name: torch.empty_like(tensor) for name, tensor in self._kept().items()}
-        checkpoint.check_same_adapters(directory, state, self._adapter(), self._model_config.path)
+        checkpoint.check_same_adapters(directory, state, self._adapter(), self.model_config.path)
         checkpoint.check_same_model(directory, state, self._class_name(), fresh)
         moments = self._optimizer.empty_tensors(state.tensors) if self._optimizer is not None else {}
         checkpoint.read_tensors(directory, {**fresh, **moments}, self._save_group)
@@ -195,8 +173,8 @@ class FSDPBackend:
                 tensor.copy_(fresh[name])
         if self._optimizer is not None:
             self._optimizer.restore(moments, state.counters)
-        self._num_steps = state.num_steps
-        self._update = WeightUpdate()
+        self.num_steps = state.num_steps
+        self.weight_update = WeightUpdate()
 
     @staticmethod
     def export(source: Path, target: Path) -> None:
@@ -240,10 +218,10 @@ class FSDPBackend:
         self._move("cpu")
 
     def reload(self) -> None:
-        self._move(str(self._device))
+        self._move(str(self.device))
 
     def _share_or_build(self) -> PackedModel:
-        config, model, context = self._config, self._model_config, self._context
+        config, model, context = self._config, self.model_config, self.context
         if not config.lora_rank:
             return build(model, config, self._grid, context)
         key = (model.path, model.precision, context.head, context.device, context.seed, config)
@@ -253,44 +231,25 @@ class FSDPBackend:
         return found
 
     def _without_adapters_if_frozen(self) -> AbstractContextManager[None]:
-        if self._config.lora_rank and not self._context.trained:
+        if self._config.lora_rank and not self.context.trained:
             return lora.adapters_off(self._packed.model)
         return nullcontext()
 
-    def _output_names(self) -> tuple[str, ...]:
-        return ("log_probs", "entropy") if self._context.head == "token" else ("values",)
-
-    def _plan(self, batch: Batch) -> list[list[int]]:
-        """Return the rows of each micro-batch; all ranks get the same number of micro-batches, some of them empty."""
-        max_tokens = self._model_config.max_tokens_per_device * self._config.context_parallel
-        plan = plan_micro_batches(batch, max_tokens)
-        longest = torch.tensor([len(plan)], device=self._device)
-        if self.mesh.world_size > 1:
-            all_reduce(longest, dist.group.WORLD, dist.ReduceOp.MAX)  # type: ignore[arg-type]
-        return plan + [[]] * (int(longest) - len(plan))
-
     def _outputs(self, batch: Batch, temperature: float) -> tuple[TokenOutputs, Tensor]:
-        """Return outputs [T], zero outside the loss mask, and a zero with a gradient.
-
-        The output of token i is computed from the hidden state before it.
-        """
-        ids, lengths = batch["input_ids"], batch.lengths.tolist()
-        where = batch["loss_mask"].nonzero().squeeze(1)
-        starts = batch.offsets()[:-1][batch.lengths > 0].to(self._device)
-        where = where[~torch.isin(where, starts)]  # no hidden state precedes the first token of a sample
-        layout = Layout(lengths if len(ids) else [1], self._device, self._grid.context)
+        """Return outputs [T], zero outside the loss mask, and a zero with a gradient."""
+        ids, targets = batch["input_ids"], Targets.of(batch)
+        layout = Layout(batch.lengths.tolist() if len(ids) else [1], self.device, self._grid.context)
         padded = torch.nn.functional.pad(ids, (0, layout.padding if len(ids) else 1 + layout.padding))
-        found, zero = self._packed(self._packed.outputs, padded, layout, where - 1, ids[where], temperature)
-        spread = [torch.zeros(len(ids), device=self._device).index_put((where,), row) for row in found]
-        return TokenOutputs(**dict(zip(self._output_names(), spread))), zero
+        found, zero = self._packed(self._packed.outputs, padded, layout, targets.before, targets.ids, temperature)
+        return targets.outputs(self.output_names, found), zero
 
     def _explained(self, phase: str, num_tokens: int | None = None) -> AbstractContextManager[None]:
         holds_whole_gradient = self._config.reduce_gradients == "last" and "backward" in phase
         return memory.explained(
             phase,
             num_tokens,
-            self._model_config.max_tokens_per_device,
-            self._device,
+            self.model_config.max_tokens_per_device,
+            self.device,
             holds_whole_gradient=holds_whole_gradient,
         )
 
@@ -300,13 +259,13 @@ class FSDPBackend:
         tensor = self._cast(tensor) if cast else tensor
         if not isinstance(tensor, DTensor):
             return tensor
-        local = tensor.to_local().to(self._device)
+        local = tensor.to_local().to(self.device)
         return DTensor.from_local(
             local, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride(), run_check=False
         ).full_tensor()
 
     def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(torch.bfloat16) if self._model_config.precision == "bfloat16" else tensor
+        return tensor.to(torch.bfloat16) if self.model_config.precision == "bfloat16" else tensor
 
     def _kept(self) -> dict[str, Tensor]:
         """Return model.NAME -> parameter or buffer, for everything that a checkpoint stores."""
@@ -318,18 +277,18 @@ class FSDPBackend:
 
     def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
         assert self._optimizer is not None, "save of a frozen model"
-        self._update.check_complete()
+        self.weight_update.check_complete()
         tensors = self._kept() | self._optimizer.tensors()
         state = State(
-            num_steps=self._num_steps,
+            num_steps=self.num_steps,
             model_class=self._class_name(),
-            model_path=str(Path(self._model_config.path).absolute()),
+            model_path=str(Path(self.model_config.path).absolute()),
             adapter=self._adapter(),
             base=self._base,
             counters=self._optimizer.counters(),
             tensors={name: list(tensor.shape) for name, tensor in tensors.items()},
         )
-        if self._context.rank == 0:
+        if self.context.rank == 0:
             self._packed.model.config.save_pretrained(directory)
             self._packed.model.generation_config.save_pretrained(directory)
         return checkpoint.save(directory, tensors, state, self._save_group, wait=wait)
@@ -353,7 +312,7 @@ class FSDPBackend:
         }
 
     def _move(self, device: str) -> None:
-        if self._device.type == "cpu" or self._config.cpu_offload:
+        if self.device.type == "cpu" or self._config.cpu_offload:
             return
         self._packed.to(device)
         if self._optimizer is not None:

@@ -29,10 +29,10 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.value_head import HEAD_FILE, VALUE_HEAD
 from rlcore.models.load import check_directory, fingerprint
 
 MODEL, OPTIMIZER = "model.", "optimizer."
-VALUE_HEAD, HEAD_FILE = "value_head.weight", "value_head.safetensors"
 _STATE = "backend.json"
 _SHARDS = "shards"
 _TIMEOUT_S = 3600.0

@@ -14,7 +14,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -28,6 +27,7 @@ from rlcore.errors import ModelError
 from rlcore.kits.backend.grid import check_divides
 from rlcore.kits.backend.head import token_statistics
 from rlcore.kits.backend.ulysses import join, own_places
+from rlcore.kits.backend.value_head import VALUE_HEAD, initial_value_head
 from rlcore.models.attention import ADVICE, check_kind
 from rlcore.models.comparison import check_attention
 from rlcore.models.head import LogitRule
@@ -36,7 +36,6 @@ from rlcore.models.weights import check_finite
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore_fsdp import attention, lora, tensor_parallel
 from rlcore_fsdp.attention import Layout
-from rlcore_fsdp.checkpoint import HEAD_FILE, VALUE_HEAD
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.load import Conversion, load_shards, local_part, own_part, persistent_buffers
 from rlcore_fsdp.mesh import Grid
@@ -284,13 +283,8 @@ def _materialise(packed: PackedModel, device: torch.device) -> None:
 
 @torch.no_grad()
 def _start_value_head(head: nn.Linear, directory: Path, seed: int) -> None:
-    """Load the value head saved with the model, or initialise one that does not depend on the number of ranks."""
     weight: Any = head.weight
-    whole = torch.empty(weight.shape)
-    whole.normal_(std=1.0 / (weight.shape[1] + 1), generator=torch.Generator().manual_seed(seed))
-    if (trained := directory / HEAD_FILE).is_file():
-        whole = load_file(trained)[VALUE_HEAD]
-    weight.to_local().copy_(whole[own_part(weight)])
+    weight.to_local().copy_(initial_value_head(weight.shape[1], directory, seed)[own_part(weight)])
 
 
 def _check_packing(packed: PackedModel, precision: str, device: torch.device) -> None:

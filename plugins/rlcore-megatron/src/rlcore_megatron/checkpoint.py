@@ -23,14 +23,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.value_head import HEAD_FILE, VALUE_HEAD
 from rlcore.models.load import check_directory, read_config
 from rlcore_megatron.families import TOP
 from rlcore_megatron.files import TensorFiles, write
-from rlcore_megatron.layout import VALUE_HEAD, Slice
+from rlcore_megatron.layout import Slice
 
 _STATE, _SHARDS = "backend.json", "shards"
 _CONFIGS = ("config.json", "generation_config.json")
-HEAD_FILE = "value_head.safetensors"
 _FILE_BYTES = 4 * 2**30
 _TIMEOUT_S = 3600.0
 

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlcore.errors import ModelError
 from rlcore.kits.backend.head import Part, token_statistics
 from rlcore.kits.backend.ulysses import join, own_places
+from rlcore.kits.backend.update import blend
+from rlcore.kits.backend.value_head import VALUE_HEAD, initial_value_head
 from rlcore.models.load import check_directory, check_same_files, read_config
-from rlcore.models.update import WeightUpdate, blend
 from rlcore.models.weights import check_finite, check_names, weight_files
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore_megatron import checkpoint
@@ -28,7 +28,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families import Family, beyond_last_layer, family_of, unknown_tensors
 from rlcore_megatron.files import TensorFiles
 from rlcore_megatron.grid import make_grid
-from rlcore_megatron.layout import VALUE_HEAD, Slice
+from rlcore_megatron.layout import Slice
 from rlcore_megatron.memory import HostCopy
 from rlcore_megatron.model import Samples, build
 from rlcore_megatron.optimizer import MOMENTS, Optimizer
@@ -63,13 +63,12 @@ class Engine:
         self._device = torch.device(context.device)
         self._sizes = {name: getattr(hf_config, name) for name in _SIZES} | {"head": context.head}
         self._rank = context.rank
-        self._read_weights(family)
+        self._read_weights(family, context.seed)
         self._optimizer = Optimizer(self._model, config, optimizer, self.grid) if context.trained else None
         self._chunks = self._model.chunks if self._optimizer is None else self._optimizer.chunks
         self._stream = WeightStream(self._model, self.grid, config.weights_bucket_mb)
         self._group = dist.new_group(backend="gloo")
         self._away: HostCopy | None = None
-        self._update = WeightUpdate()
         self._exact: dict[nn.Parameter, Tensor] = {}
         """Float32 parameters in host memory of a frozen bfloat16 model that other weights were mixed into."""
         self._has_gradients = False
@@ -86,7 +85,6 @@ class Engine:
                 including padding; returns a scalar.
         """
         self._check_here("run")
-        self._update.check_complete()
         self._has_gradients |= backward
 
         def forward_step(numbered: Iterator[tuple[int, MicroBatch]], chunk: nn.Module) -> tuple[Tensor, object]:
@@ -145,14 +143,16 @@ class Engine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return an iterator over full parameters under their Hugging Face names, the same on every rank."""
-        self._update.check_complete()
         return self._stream.walk(self._away)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the names of `weights` -> their shapes."""
+        return self._stream.shapes()
 
     @torch.no_grad()
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], mix: float) -> None:
-        """Set the parameters from full tensors under the names of `weights`, on the device or in host memory."""
-        checked = self._update.checked(weights, self._stream.shapes(), mix)
-        for parameter, new in self._stream.own_parts(checked):
+        """Set the parameters from full tensors with the names of `shapes`, on the device or in host memory."""
+        for parameter, new in self._stream.own_parts(weights):
             if mix < 1:
                 mixed = self._float32(parameter)
                 blend(mixed, new, mix)
@@ -181,7 +181,6 @@ class Engine:
         """Copy the tensors that no lower rank saves to host memory, and begin to write them."""
         assert self._optimizer is not None, "save of a frozen model"
         self._check_here("save")
-        self._update.check_complete()
         tensors: dict[str, Tensor] = {}
         slices: dict[str, Slice] = {}
         for parameter, entry in self._model.entries.items():
@@ -220,7 +219,6 @@ class Engine:
                     self._optimizer.restore(parameter, found, state.num_steps)
                 else:
                     parameter.data.copy_(found["param"])
-        self._update = WeightUpdate()
         self._exact.clear()
         dist.barrier(group=self._group)
         return state.num_steps
@@ -252,11 +250,10 @@ class Engine:
             raise RuntimeError(f"cannot {what} a model that is in host memory\nCall  reload()  first.")
 
     @torch.no_grad()
-    def _read_weights(self, family: Family) -> None:
+    def _read_weights(self, family: Family, seed: int) -> None:
         device = self.grid.tensor.rank()
         made_here = {VALUE_HEAD}
         entries = [(p, e) for p, e in self._model.entries.items() if not made_here & set(e.names)]
-        trained_head = self._source / checkpoint.HEAD_FILE
         with TensorFiles(self._source, weight_files(self._source)) as files:
             unknown = unknown_tensors(family, files.shapes)
             if unknown:
@@ -270,6 +267,6 @@ class Engine:
                 parts = [files.read(where) for where in entry.slices(device)]
                 parameter.copy_(entry.weave(parts))
         check_finite(((", ".join(e.names), parameter) for parameter, e in entries), self._source, together=True)
-        for parameter, entry in self._model.entries.items() if trained_head.is_file() else ():
+        for parameter, entry in self._model.entries.items():
             if entry.names == (VALUE_HEAD,):
-                parameter.copy_(load_file(trained_head)[VALUE_HEAD])
+                parameter.copy_(initial_value_head(parameter.shape[1], self._source, seed))

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.value_head import VALUE_HEAD
 from rlcore_megatron.families import TOP, Family, Join, Rule
-
-VALUE_HEAD = "value_head.weight"
 
 
 @dataclass(frozen=True, slots=True)

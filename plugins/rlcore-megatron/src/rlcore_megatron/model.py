@@ -120,11 +120,9 @@ class RMSNorm(nn.Module):
 class ValueHead(nn.Module):
     """Last layer of a critic, always in float32."""
 
-    def __init__(self, hidden_size: int, seed: int) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        weight = torch.empty(1, hidden_size)
-        weight.normal_(std=1.0 / (hidden_size + 1), generator=torch.Generator().manual_seed(seed))
-        self.weight = nn.Parameter(weight.to(torch.cuda.current_device()))
+        self.weight = nn.Parameter(torch.empty(1, hidden_size, device=torch.cuda.current_device()))
 
     def forward(self, hidden: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
         """Return the hidden states; values are computed with the loss."""
@@ -331,7 +329,7 @@ def _chunk(
         chunk.rotary_pos_emb.get_rotary_seq_len = lambda *given: given[-1]  # pass the samples on to _own_rotations
         chunk.rotary_pos_emb.forward = MethodType(_own_rotations, chunk.rotary_pos_emb)
     if last and is_critic:
-        chunk.output_layer = ValueHead(hf_config.hidden_size, context.seed)
+        chunk.output_layer = ValueHead(hf_config.hidden_size)
     elif last:
         chunk.output_layer.forward = MethodType(_hidden_states, chunk.output_layer)
     chunk.to(torch.cuda.current_device())

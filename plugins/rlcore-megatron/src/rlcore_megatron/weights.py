@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlcore.kits.backend.value_head import VALUE_HEAD
 from rlcore_megatron.grid import Grid
-from rlcore_megatron.layout import VALUE_HEAD, Entry
+from rlcore_megatron.layout import Entry
 from rlcore_megatron.memory import HostCopy
 from rlcore_megatron.model import Model
 
