@@ -1,6 +1,7 @@
 """JSON over HTTP with the standard library, to a running server of an engine or of rewards.
 
-`call` blocks, `acall` is for many concurrent requests; both have a deadline. Proxies are not used.
+`call` blocks, `acall` is for many concurrent requests; both have a deadline. Proxies are not used. The environments of the
+core, vLLM and SGLang have no HTTP client in common, and aiohttp or httpx take 0.2 s to import.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rlcore.errors import ConfigError, require
 class EngineConfig:
     """Settings of an engine that the rollout starts, or of the connection to running servers.
 
-    A plugin's Config adds its own settings, and ends its `__post_init__` with `EngineConfig.__post_init__(self)`.
+    A plugin's Config adds its own settings. If it has a `__post_init__`, that calls `EngineConfig.__post_init__(self)`.
     """
 
     ENGINE: ClassVar[str]
