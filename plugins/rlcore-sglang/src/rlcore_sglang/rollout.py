@@ -21,17 +21,13 @@ from rlcore.types import Request, Sample
 from rlcore_sglang.config import SGLangConfig, check_precision
 from rlcore_sglang.install import check_installed
 from rlcore_sglang.requests import Answer, Response, sampling_params
-from rlcore_sglang.weights import send
+from rlcore_sglang.weights import Control, send
 
 
-class SGLangEngine(Protocol):
+class SGLangEngine(Control, Protocol):
     """Interface that `SGLangRollout` uses for both kinds of engine."""
 
-    num_ranks: int
-
     async def answer(self, prompt_ids: list[int], params: Mapping[str, Any]) -> Answer: ...
-
-    def control(self, action: str, **fields: Any) -> None: ...
 
     def close(self) -> None: ...
 
