@@ -128,7 +128,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "  from the package rlcore-report: show, report",
+            "  from the package rlcore-report: show, report, watch, compare",
             "  from the package rlcore-workbench: doctor, new-plugin, check, try, migrate",
             "  rlcore COMMAND --help shows each command with examples; rlcore --version",
             "",

@@ -43,14 +43,24 @@ function keyboard(event) {
   else if (event.key === "/") document.querySelector("input[type=search]")?.focus(), event.preventDefault();
 }
 
-/** Refresh the data of a watched run, unless the user is typing or comparing samples. */
+/** Tell whether a refresh would disturb the user: who types, compares samples, or reads far down a list. */
+function isBusy() {
+  const reads = route()[0] === "samples" && scrollY > 300;
+  return reads || document.activeElement?.matches("input, select") || document.querySelector("dialog[open]");
+}
+
+/** Refresh the data of a watched run. */
 async function refresh() {
   try {
     const answer = await fetch(LIVE);
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     const newer = await unpack(answer.body);
-    const busy = document.activeElement?.matches("input, select") || document.querySelector("dialog[open]");
-    if (newer.key !== data?.key && !busy) { data = newer; show(); }
+    if (newer.key !== data?.key && !(data && isBusy())) {
+      const place = scrollY;
+      data = newer;
+      show();
+      scrollTo(0, place);
+    }
   } catch (error) {
     document.getElementById("header").append(element("span", {class: "badge bad", role: "alert"}, `no longer watching: ${error.message}`));
     return;
