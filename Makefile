@@ -21,6 +21,7 @@ ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins
 # Plugins that share the core's virtual environment; each has its own tests.
 PLUGINS := $(filter-out $(ENGINES:%=plugins/rlcore-%),$(patsubst %/,%,$(wildcard plugins/rlcore-*/)))
 EXTRAS_rlcore-fsdp := [lora]
+EXTRAS_rlcore-rewards := [math]
 QUICK := $(addprefix plugins/rlcore-,algorithms environments report rewards workbench)
 TESTED ?= $(PLUGINS)
 

@@ -155,10 +155,10 @@ NAMES = [
     ("reward=<left out>", "no reward is chosen.", "Type  reward=exact_match"),
     ("reward={here}/reward.py:length", "there is no file {here}/reward.py. Did you mean '{here}/rewards.py'?", "Write  reward="),
     ("reward={here}/rewards.py:lenght", "no 'lenght' in it. Did you mean 'length'?", "It defines: length, about, "),
-    ("reward={name: length, max: x}", "reward.items[0].max: expected a whole number, got 'x'", "reward.items='[{name: NAME, max: 0}]'"),
-    ("reward={name: length, max: 3, unit: foo}", "reward.items[0].unit: expected one of tokens, words", "unit: tokens}]'"),
-    ("reward=[{name: length, max: 3, weight: x}]", "reward.items[0].weight: expected a number", "weight: 1.0}]'"),
-    ("reward={name: length, mx: 3}", "reward 'length' has no option 'mx'. Did you mean 'max'?", "Its options: target, max"),
+    ("reward={name: number, tolerance: x}", "reward.items[0].tolerance: expected a number, got 'x'", "reward.items='[{name: NAME, tolerance: 0.0}]'"),
+    ("reward={name: gsm8k, method: foo}", "reward.items[0].method: expected one of strict, flexible", "method: strict}]'"),
+    ("reward=[{name: number, weight: x}]", "reward.items[0].weight: expected a number", "weight: 1.0}]'"),
+    ("reward={name: number, colum: a}", "reward 'number' has no option 'colum'. Did you mean 'column'?", "Its options: column, tolerance"),
     ("reward={here}/rewards.py:about", "asks for column 'animal', which {here}/good.jsonl does not have.", "answer, prompt"),
 ]  # fmt: skip
 

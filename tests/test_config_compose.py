@@ -83,7 +83,7 @@ def preset(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "model: {path: m}\ndata: {train: t, eval: '${data.train}'}\nsampling: {temperature: 0.7, top_k: 5}\n"
-        "algorithm: {name: grpo, clip_high: 0.4, minibatches: 4}\nreward: {items: [math], timeout_s: 3}\n"
+        "algorithm: {name: grpo, clip_high: 0.4, minibatches: 4}\nreward: {items: [gsm8k], timeout_s: 3}\n"
         "pools: {gpu: {devices_per_node: 8}}\nplacement: {default: gpu}\ntrackers: jsonl\nruntime: local\n"
     )
     return file
@@ -156,12 +156,12 @@ def test_choice_reaches_its_section(override, section, value):
 @pytest.mark.parametrize(
     ("override", "items"),
     [
-        pytest.param("reward=math", (RewardItem(name="math"),), id="name"),
+        pytest.param("reward=gsm8k", (RewardItem(name="gsm8k"),), id="name"),
         pytest.param("reward=my_rewards.py:score", (RewardItem(name="my_rewards.py:score"),), id="file"),
         pytest.param("reward=my.rewards:score", (RewardItem(name="my.rewards:score"),), id="module"),
         pytest.param(
-            "reward=[math,{name: length, weight: 0.1, target: 9}]",
-            (RewardItem(name="math"), RewardItem(name="length", weight=0.1, options={"target": 9})),
+            "reward=[gsm8k,{name: length, weight: 0.1, target: 9}]",
+            (RewardItem(name="gsm8k"), RewardItem(name="length", weight=0.1, options={"target": 9})),
             id="list",
         ),
         pytest.param(
@@ -191,7 +191,7 @@ def test_preset_takes_short_forms_and_interpolations(preset):
     assert config.data.eval == "t"
     assert config.trackers == (Choice(name="jsonl"),)
     assert config.runtime.name == "local"
-    assert config.reward.items == (RewardItem(name="math"),)
+    assert config.reward.items == (RewardItem(name="gsm8k"),)
 
 
 def test_group_file_wins_over_the_same_plugin_of_a_preset_and_loses_to_settings(preset):
@@ -212,9 +212,9 @@ def test_another_plugin_drops_the_settings_of_the_one_in_the_preset(preset, over
 
 
 def test_reward_choice_replaces_the_items_of_a_preset_and_keeps_its_other_settings(preset):
-    reward = compose([f"preset={preset}", "reward=length"]).config.reward
+    reward = compose([f"preset={preset}", "reward=number"]).config.reward
 
-    assert (reward.items, reward.timeout_s) == ((RewardItem(name="length"),), 3.0)
+    assert (reward.items, reward.timeout_s) == ((RewardItem(name="number"),), 3.0)
 
 
 def test_placement_file_replaces_pools_and_settings_add_to_them(preset):
@@ -264,9 +264,9 @@ def test_placements_say_where_roles_go():
             id="sweep",
         ),
         pytest.param(
-            "reward=math,length",
-            "reward=math,length: several values for one setting, and one command is one run\n"
-            "For a list type  'reward=[math,length]'   For several runs start the command once for each.",
+            "reward=gsm8k,number",
+            "reward=gsm8k,number: several values for one setting, and one command is one run\n"
+            "For a list type  'reward=[gsm8k,number]'   For several runs start the command once for each.",
             id="sweep-of-a-group",
         ),
         pytest.param(
@@ -324,7 +324,7 @@ def test_error_states_the_problem_and_what_to_type(override, message):
     ("overrides", "key"),
     [
         (["algorithm=ppo", "algorithm.name=grpo"], "algorithm.name"),
-        (["reward=math", "reward.items=[length]"], "reward.items"),
+        (["reward=gsm8k", "reward.items=[length]"], "reward.items"),
         (["+sampling.top_k=1", "sampling.top_k=2"], "sampling.top_k"),
         (["preset=quickstart", "preset=gsm8k"], "preset"),
     ],

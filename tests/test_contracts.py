@@ -149,24 +149,6 @@ def gold_answers():
     return [({"completion": row["answer"], "answer": row["answer"]}, 1.0) for row in rows]
 
 
-class TestRegex(RewardContract):
-    target = "rlcore.rewards.match:Regex"
-    options = {"pattern": r"<answer>.+</answer>"}  # noqa: RUF012
-    examples = (({"completion": "<answer>4</answer>"}, 1.0), ({"completion": "4"}, 0.0))
-
-
-class TestLength(RewardContract):
-    target = "rlcore.rewards.length:Length"
-    options = {"max": 4}  # noqa: RUF012
-    # 4 tokens are the limit; 6 are half of it too many
-    examples = (({"completion": "a", "num_tokens": 4}, 1.0), ({"completion": "b", "num_tokens": 6}, 0.5))
-
-
-class TestMath(RewardContract):
-    target = "rlcore.rewards.math:Math"
-    examples = (({"completion": "$0.5$", "answer": "\\frac{1}{2}"}, 1.0), ({"completion": "2", "answer": "3"}, 0.0))
-
-
 class TestSortedDigits(RewardContract):
     target = "rlcore.rewards.sorted_digits:sorted_digits"
     # 132: of its pairs 1<=3 and 3<=2 one is in order, so half of a half

@@ -78,14 +78,14 @@ def test_the_score_is_the_value_after_the_last_token(assets, reward_model, tmp_p
 def test_a_run_learns_from_it_beside_another_reward(assets, reward_model, tmp_path, capsys):
     more = [
         f"reward.model={reward_model}",
-        "reward=[{name: model, weight: 0.5}, {name: length, max: 4}]",
+        "reward=[{name: model, weight: 0.5}, {name: exact_match, column: prompt}]",
         f"data.eval={assets.eval}",
     ]
 
     assert main(["train", *settings(assets, tmp_path, *more)]) == 0
 
     last = json.loads((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["reward/mean"] == pytest.approx(0.5 * last["reward/model"] + last["reward/length"], abs=1e-4)
+    assert last["reward/mean"] == pytest.approx(0.5 * last["reward/model"] + last["reward/exact_match"], abs=1e-4)
     assert main(["eval", str(tmp_path / "r"), "runtime=local", "--json"]) == 0
     assert "eval/reward" in capsys.readouterr().out.splitlines()[-1]
 

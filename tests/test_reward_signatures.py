@@ -172,7 +172,7 @@ def test_rewards_import_no_heavy_library():
     import sys
 
     code = (
-        "import sys; before = set(sys.modules); import rlcore.rewards.executor, rlcore.rewards.math;"
+        "import sys; before = set(sys.modules); import rlcore.rewards.executor, rlcore.rewards.match;"
         "print(sorted({name.partition('.')[0] for name in set(sys.modules) - before} &"
         "{'torch', 'ray', 'numpy', 'transformers', 'hydra', 'sympy', 'math_verify', 'asyncio', 'tensordict'}))"
     )

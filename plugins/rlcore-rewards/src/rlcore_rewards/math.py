@@ -21,7 +21,7 @@ class Math:
 
     A completion that cannot be parsed is wrong; a reference answer that cannot be parsed is an error.
 
-    Example: pip install 'rlcore[math]' && rlcore train reward=math data.train=math.jsonl
+    Example: pip install 'rlcore-rewards[math]' && rlcore train reward=math data.train=math.jsonl
     """
 
     Config = MathConfig
@@ -30,7 +30,9 @@ class Math:
         try:
             import math_verify
         except ImportError as error:
-            raise UserError("reward 'math' needs the package math-verify\npip install 'rlcore[math]'") from error
+            raise UserError(
+                "reward 'math' needs the package math-verify\npip install 'rlcore-rewards[math]'"
+            ) from error
         # Its time-outs use signals, which work only in the main thread, and it warns if they are disabled. The
         # executor's time-outs apply instead.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
