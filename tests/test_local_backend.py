@@ -116,6 +116,36 @@ def test_gradients_do_not_depend_on_micro_batches_or_the_order_of_samples(averag
     assert [found[tokens, 1][2] for tokens in (16384, 24, 1)] == [1.0, 3.0, 8.0]
 
 
+def group_loss(batch):
+    """A loss of groups of any size: minus the log-probability that the first of a group is preferred to all others."""
+    counts = count(batch["num_loss_tokens"], batch.unit_sizes())
+
+    def loss(out, micro_batch):
+        x = micro_batch.per_row(out.log_probs) / 10
+        first = torch.from_numpy(micro_batch.unit_sizes().cumsum() - micro_batch.unit_sizes())
+        terms = micro_batch.per_unit(x.exp()).log() - x[first]
+        scalar = reduce_terms(LossTerms(terms=terms, average="unit-mean"), micro_batch, counts)
+        return scalar, {"loss": Mean(float(scalar.detach()), 0.0), "micro_batches": Mean(1.0, 0.0)}
+
+    return loss
+
+
+def test_gradients_of_a_loss_over_groups_do_not_depend_on_micro_batches(path):
+    batch = make_batch(random_ids(LENGTHS)).with_rows(unit_id=torch.tensor([6, 6, 6, 0, 4, 4, 9, 9]))
+    found = {}
+    for max_tokens in (16384, 40, 26, 1):
+        backend = make_backend(path, max_tokens_per_device=max_tokens)
+        metrics = backend.forward_backward(batch, group_loss(batch), temperature=1.0)
+        found[max_tokens] = metrics["loss"].total, gradients(backend), metrics["micro_batches"].total
+
+    loss, expected, _ = found[16384]
+    for other_loss, other, _ in found.values():
+        assert other_loss == pytest.approx(loss, rel=1e-5)
+        assert_close(other, expected)
+    # groups of 25, 2, 12 and 14 tokens: all; 25 + 14 | 12 + 2; 25 | 14 + 12 | 2; every group alone
+    assert [number for *_, number in found.values()] == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_gradient_equals_that_of_a_loop_in_plain_transformers(path):
     samples = random_ids(LENGTHS)
     batch = make_batch(samples)
