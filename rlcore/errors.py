@@ -22,7 +22,7 @@ type. All of them can be pickled, because they cross processes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -98,6 +98,19 @@ def require(holds: bool, setting: str, expected: str, got: object, example: obje
     """Raise a ConfigError with the setting and what to type, unless `holds`; for `__post_init__` of settings."""
     if not holds:
         raise ConfigError(f"{setting}: expected {expected}, got {got}\nType  {setting}={example}")
+
+
+def import_optional(module: str, user: str, install: str) -> Any:
+    """Import a module that rlcore does not depend on; raise a UserError with what to `install` if it is missing."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise UserError(
+            f"{user} needs the Python package '{package}', which is not installed\nType  pip install '{install}'"
+        ) from error
 
 
 def nearest(name: str, known: list[str]) -> str | None:

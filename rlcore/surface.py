@@ -96,7 +96,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.kits.http": "BadAnswer JsonClient bearer",
     "rlcore.trainer.memory": "ModelSize human",
     # environments and rewards
-    "rlcore.errors": "LOST_PEER did_you_mean",
+    "rlcore.errors": "LOST_PEER did_you_mean import_optional",
     "rlcore.protocols.environment": "DONE ERROR OUT_OF_TOKENS OUT_OF_TURNS TIMEOUT",
     "rlcore.protocols.reward": "RewardSpec SAMPLE_FIELDS",
     "rlcore.registry": "Resolved catalog load resolve",

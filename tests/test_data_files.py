@@ -262,8 +262,9 @@ def test_empty_file_is_refused_even_with_a_nonempty_one(tmp_path, content):
 def test_without_pyarrow_the_package_to_install_is_named(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "pyarrow.parquet", raising=False)
 
     with pytest.raises(UserError) as caught:
         FileDataset(str(tmp_path / "a.parquet"))
 
-    assert str(caught.value).splitlines()[1] == "pip install 'rlcore[parquet]'"
+    assert str(caught.value).splitlines()[1] == "Type  pip install 'rlcore[parquet]'"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import DataError, UserError, did_you_mean
+from rlcore.errors import DataError, did_you_mean, import_optional
 
 logger = logging.getLogger(__name__)
 
@@ -203,20 +203,18 @@ def _read_json(path: Path) -> _File:
 
 
 def _read_parquet(path: Path) -> _File:
-    _pyarrow(path)
-    import pyarrow.parquet
-
-    return _File(path=path, rows=_rows_of_table(path, lambda: pyarrow.parquet.read_table(path)))
+    parquet = _pyarrow(path, "pyarrow.parquet")
+    return _File(path=path, rows=_rows_of_table(path, lambda: parquet.read_table(path)))
 
 
 def _read_arrow(path: Path) -> _File:
-    pyarrow = _pyarrow(path)
+    ipc = _pyarrow(path, "pyarrow.ipc")
 
     def table() -> Any:
-        with pyarrow.memory_map(str(path)) as source:
+        with path.open("rb") as source:
             is_file = source.read(6) == b"ARROW1"
             source.seek(0)
-            return (pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)).read_all()
+            return (ipc.open_file(source) if is_file else ipc.open_stream(source)).read_all()
 
     return _File(path=path, rows=_rows_of_table(path, table))
 
@@ -232,13 +230,8 @@ def _rows_of_table(path: Path, read: Callable[[], Any]) -> list[dict[str, object
     return rows
 
 
-def _pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError as error:
-        raise UserError(f"{path}: reading {path.suffix} files needs pyarrow\npip install 'rlcore[parquet]'") from error
-    return pyarrow
+def _pyarrow(path: Path, module: str) -> Any:
+    return import_optional(module, f"{path}: reading {path.suffix} files", "rlcore[parquet]")
 
 
 _READERS: dict[str, Callable[[Path], _File]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.errors import UserError
+from rlcore.errors import import_optional
 from rlcore.protocols.tracker import RunInfo, SampleRecord
 
 
@@ -21,13 +21,7 @@ class TensorBoardTracker:
     Config = TensorBoardConfig
 
     def __init__(self, config: TensorBoardConfig, run: RunInfo) -> None:
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError as error:
-            raise UserError(
-                "tracker 'tensorboard' needs the Python package 'tensorboard', which is not installed:\n"
-                "    pip install 'rlcore[tensorboard]'"
-            ) from error
+        import_optional("tensorboard", "tracker 'tensorboard'", "rlcore[tensorboard]")
         self._directory = run.directory / "tensorboard"
         self._writer: Any = None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlcore.errors import UserError
+from rlcore.errors import UserError, import_optional
 from rlcore.protocols.tracker import RunInfo, SampleRecord
 
 
@@ -27,13 +27,7 @@ class WandbTracker:
     Config = WandbConfig
 
     def __init__(self, config: WandbConfig, run: RunInfo) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "tracker 'wandb' needs the Python package 'wandb', which is not installed:\n    pip install 'rlcore[wandb]'"
-            ) from error
-        self._wandb: Any = wandb
+        self._wandb = import_optional("wandb", "tracker 'wandb'", "rlcore[wandb]")
         self._config, self._info = config, run
         self._run: Any = None
 

@@ -90,7 +90,10 @@ def test_math_works_outside_the_main_thread():
 def test_math_without_its_package_is_refused_with_the_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
 
-    with pytest.raises(UserError, match=r"needs the package math-verify\npip install 'rlcore-rewards\[math\]'"):
+    with pytest.raises(
+        UserError,
+        match=r"needs the Python package 'math_verify', which is not installed\nType  pip install 'rlcore-rewards\[math\]'",
+    ):
         make(Math)
 
 

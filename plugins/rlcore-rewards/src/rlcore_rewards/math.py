@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from rlcore.errors import SampleError, UserError
+from rlcore.errors import SampleError, import_optional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,7 @@ class Math:
     Config = MathConfig
 
     def __init__(self, config: MathConfig) -> None:
-        try:
-            import math_verify
-        except ImportError as error:
-            raise UserError(
-                "reward 'math' needs the package math-verify\npip install 'rlcore-rewards[math]'"
-            ) from error
+        math_verify = import_optional("math_verify", "reward 'math'", "rlcore-rewards[math]")
         # Its time-outs use signals, which work only in the main thread, and it warns if they are disabled. The
         # executor's time-outs apply instead.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
