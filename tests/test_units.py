@@ -132,9 +132,19 @@ def test_a_unit_of_any_size_is_complete():
     assert (len(whole), num_incomplete) == (3, 0)
 
 
+@pytest.mark.parametrize("kind", [lambda batch: batch, as_ref], ids=["batch", "reference"])
+def test_a_step_without_samples_has_no_units(kind):
+    samples = kind(batch_of([], pair=[]).drop("unit_id"))
+
+    whole, num_incomplete = whole_units(samples, Unit(column="pair", size=2))
+
+    assert (len(whole), num_incomplete) == (0, 0)
+    assert whole.fetch("unit_id").dtype == torch.int64
+
+
 def test_a_unit_with_too_many_rows_is_refused():
     with pytest.raises(ValueError, match=r"3 rows have pair=5, but a unit has size=2\nIn collect, take 2 rows"):
-        whole_units(batch_of([[1, 1, 1], [2]], pair=[5, 5, 5, 6]), Unit(column="pair", size=2))
+        whole_units(batch_of([[1], [1, 1, 1], [2]], pair=[4, 5, 5, 5, 6]), Unit(column="pair", size=2))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,8 @@ class Algorithm(Protocol):
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         """Return the actor's loss terms: a pure function of a micro-batch; the core averages them.
 
-        The critic's loss is `value_loss`."""
+        A micro-batch contains any rows, in any order, but whole units: compare rows only within a `unit`. The critic's
+        loss is `value_loss`."""
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Train the roles in epochs and mini-batches; `rlcore.algorithms.base` has the default."""

@@ -208,8 +208,14 @@ def test_distillation_moves_the_student_towards_the_teacher(tmp_path, pairs):
 
 
 @pytest.mark.slow
-def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tmp_path):
-    settings = ["kl_cov", "algorithm.share=0.1", "algorithm.estimator=reinforce_plus_plus"]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(["kl_cov", "algorithm.share=0.1", "algorithm.estimator=reinforce_plus_plus"], id="tokens"),
+        pytest.param(["online_dpo", "algorithm.minibatches=2", "algorithm.beta=0.5"], id="pairs"),
+    ],
+)
+def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tmp_path, settings):
     one = run(tmp_path / "one", *settings)
     two = run(tmp_path / "two", *settings, "runtime=ray", "pools.main.devices_per_node=2")
 
