@@ -13,9 +13,8 @@ from importlib.util import find_spec
 
 from rlcore.cli import COMMANDS, make_parser
 from rlcore.errors import ConfigError, did_you_mean
-from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog
+from rlcore.registry.catalog import KINDS, MODULE_KINDS, Catalog, Entry, catalog, is_compatible
 from rlcore.registry.known import known_plugins
-from rlcore.registry.resolve import is_compatible
 from rlcore.registry.versions import installed_version, requirements
 from rlcore.version import __version__
 

@@ -1,8 +1,8 @@
 """Plugins by name: found through package metadata, listed without import, imported when chosen."""
 
-from rlcore.registry.catalog import KINDS, Catalog, Entry, catalog, refresh
+from rlcore.registry.catalog import KINDS, Catalog, Entry, PluginSpec, catalog, refresh
 from rlcore.registry.protocol_check import misspellings
-from rlcore.registry.resolve import PluginSpec, Resolved, load, resolve
+from rlcore.registry.resolve import Resolved, load, resolve
 
 __all__ = [
     "KINDS",

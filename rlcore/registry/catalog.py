@@ -38,16 +38,27 @@ IGNORE_VERSIONS = "RLCORE_IGNORE_VERSIONS"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
-    """A plugin. Example: Entry("rollout", "vllm", "rlcore-vllm", "0.1.0", "rlcore_vllm.rollout:VLLMRollout", "rlcore>=0.1")"""
+class PluginSpec:
+    """A plugin as plain data, with which every process imports the same object.
+
+    Example: PluginSpec("rollout", "vllm", "rlcore-vllm", "0.1.0", "rlcore_vllm.rollout:VLLMRollout")
+    """
 
     kind: str
     name: str
     package: str
+    """Package that provides the plugin; empty for project code."""
     version: str
     target: str
+    """module:attribute or /path/file.py:attribute."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry(PluginSpec):
+    """An installed plugin."""
+
     requires: str
-    """The package's own requirement on rlcore; empty: none."""
+    """Versions of rlcore that the package requires, such as ">=0.1,<0.2"; empty: any."""
 
 
 class Catalog:
@@ -113,6 +124,15 @@ def names(word: str, entry: Entry) -> bool:
 def normalise(package: str) -> str:
     """Normalise a distribution name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def is_compatible(entry: Entry, core_version: str) -> bool:
+    """Return whether the package's requirement, if any, admits this version of rlcore."""
+    if not entry.requires or entry.package in map(normalise, words_of(IGNORE_VERSIONS)):
+        return True
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(entry.requires).contains(core_version, prereleases=True)
 
 
 def _scan(paths: Sequence[str] | None) -> Iterator[Entry]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcore.errors import PluginError, did_you_mean, nearest
-from rlcore.registry.catalog import DISABLE, IGNORE_VERSIONS, Entry, names, words_of
+from rlcore.registry.catalog import DISABLE, IGNORE_VERSIONS, Entry, PluginSpec, names, words_of
 from rlcore.registry.guard import TIMEOUT
 from rlcore.registry.known import known_names
 
@@ -78,7 +78,7 @@ def not_found(kind: str, name: str, installed: Sequence[str]) -> PluginNotFound:
     return PluginNotFound(f"no {kind} named '{name}'.\n{listing}  For your own class use  {own}")
 
 
-def missing_dependency(entry: Entry, module: str, extra: str | None) -> PluginImportError:
+def missing_dependency(entry: PluginSpec, module: str, extra: str | None) -> PluginImportError:
     """Return the error E: the plugin is installed, but a package that it needs is not."""
     if extra:
         advice = f"{entry.package} {entry.version} lists it as an extra:\n    pip install '{entry.package}[{extra}]'"
@@ -89,7 +89,7 @@ def missing_dependency(entry: Entry, module: str, extra: str | None) -> PluginIm
     )
 
 
-def beside(entry: Entry, module: str, folder: str) -> PluginImportError:
+def beside(entry: PluginSpec, module: str, folder: str) -> PluginImportError:
     """Return the error for a file that imports another one from its folder, which is not on the path.
 
     Advice to install the module with pip would install an unrelated package.
@@ -124,7 +124,7 @@ def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin
     )
 
 
-def import_failed(entry: Entry, error: BaseException) -> PluginImportError:
+def import_failed(entry: PluginSpec, error: BaseException) -> PluginImportError:
     """Return the error H: the import raised."""
     what = f"failed to import: {type(error).__name__}: {error}"
     if entry.package:
@@ -136,7 +136,7 @@ def import_failed(entry: Entry, error: BaseException) -> PluginImportError:
     return PluginImportError(f"{entry.kind} '{entry.target}' {what}\nTo see the whole traceback:  {command}")
 
 
-def ended_at_import(entry: Entry) -> str:
+def ended_at_import(entry: PluginSpec) -> str:
     """Return the text to print if the process ends during an import, when nothing can be raised."""
     place = entry.target.rpartition(":")[0] or entry.target
     plugin, why = f"'{entry.target}'", _python(place, "-X faulthandler ")
@@ -154,7 +154,7 @@ def _python(place: str, options: str = "") -> str:
     return f"python {options}{place}" if place.endswith(".py") else f"python {options}-c 'import {place}'"
 
 
-def no_such_target(entry: Entry, missing: str) -> PluginImportError:
+def no_such_target(entry: PluginSpec, missing: str) -> PluginImportError:
     """Return the error I: the entry point names something that the package does not have."""
     return PluginImportError(
         f"{entry.package} {entry.version} registers {entry.kind} '{entry.name}' as {entry.target}, but there is no {missing}.\n"
@@ -163,7 +163,7 @@ def no_such_target(entry: Entry, missing: str) -> PluginImportError:
     )
 
 
-def protocol(entry: Entry, protocol_name: str, misses: Sequence[str]) -> PluginProtocolError:
+def protocol(entry: PluginSpec, protocol_name: str, misses: Sequence[str]) -> PluginProtocolError:
     """Return the error J: everything that the plugin lacks."""
     origin = f" ({entry.package} {entry.version})" if entry.package else ""
     return PluginProtocolError(

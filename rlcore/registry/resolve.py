@@ -22,23 +22,10 @@ from urllib.parse import quote, unquote
 from rlcore import version
 from rlcore.errors import PluginError, did_you_mean, did_you_mean_path
 from rlcore.registry import errors
-from rlcore.registry.catalog import IGNORE_VERSIONS, MODULE_KINDS, Catalog, Entry, catalog, normalise, words_of
+from rlcore.registry.catalog import MODULE_KINDS, Catalog, Entry, PluginSpec, catalog, is_compatible, normalise
 from rlcore.registry.guard import import_guard
 from rlcore.registry.protocol_check import misses
 from rlcore.registry.versions import installed_version
-
-
-@dataclass(frozen=True, slots=True)
-class PluginSpec:
-    """A plugin as plain data, for workers."""
-
-    kind: str
-    name: str
-    package: str
-    """Package that provides the plugin; empty for project code."""
-    version: str
-    target: str
-    """module:attribute or /path/file.py:attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +52,7 @@ def resolve(kind: str, ref: str | object, *, catalog: Catalog | None = None) -> 
     """
     if not isinstance(ref, str):
         return _own(kind, ref)
-    entry = _project_entry(kind, ref) if ":" in ref else _entry(kind, ref, catalog or _default_catalog())
+    entry = _project_code(kind, ref) if ":" in ref else _entry(kind, ref, catalog or _default_catalog())
     return _checked(entry, _import(entry))
 
 
@@ -80,16 +67,7 @@ def load(spec: PluginSpec, *, rank: int = 0, host: str = "") -> Any:
         here = installed_version(spec.package)
         if here != spec.version:
             raise errors.other_version(spec.package, here or "nothing", spec.version, rank, host or "this host")
-    return _import(Entry(spec.kind, spec.name, spec.package, spec.version, spec.target, ""))
-
-
-def is_compatible(entry: Entry, core_version: str) -> bool:
-    """Return whether the package's requirement, if any, admits this version of rlcore."""
-    if not entry.requires or entry.package in map(normalise, words_of(IGNORE_VERSIONS)):
-        return True
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(entry.requires).contains(core_version, prereleases=True)
+    return _import(spec)
 
 
 def _default_catalog() -> Catalog:
@@ -118,8 +96,8 @@ def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
     return visible[0]
 
 
-def _project_entry(kind: str, ref: str) -> Entry:
-    """Return an entry for project code, given by module or file."""
+def _project_code(kind: str, ref: str) -> PluginSpec:
+    """Return the specification of project code, given by module or file."""
     place, _, attribute = ref.rpartition(":")
     if place.endswith(".py"):
         path = Path(place).expanduser().absolute()
@@ -130,15 +108,15 @@ def _project_entry(kind: str, ref: str) -> Entry:
                 f"Write  {errors.option(kind, 'path/file.py:attribute')}"
             )
         place = str(path)
-    return Entry(kind, attribute, "", "", f"{place}:{attribute}", "")
+    return PluginSpec(kind, attribute, "", "", f"{place}:{attribute}")
 
 
 def _own(kind: str, plugin: Any) -> Resolved:
     """Resolve a class or function given in Python."""
-    return _checked(Entry(kind, plugin.__name__, "", "", f"{plugin.__module__}:{plugin.__qualname__}", ""), plugin)
+    return _checked(PluginSpec(kind, plugin.__name__, "", "", f"{plugin.__module__}:{plugin.__qualname__}"), plugin)
 
 
-def _checked(entry: Entry, plugin: Any) -> Resolved:
+def _checked(entry: PluginSpec, plugin: Any) -> Resolved:
     """Check the plugin against the protocol of its kind and return it."""
     protocol_name, lacking = misses(entry.kind, plugin)
     if lacking:
@@ -146,7 +124,7 @@ def _checked(entry: Entry, plugin: Any) -> Resolved:
     return Resolved(entry.kind, entry.name, entry.package, entry.version, entry.target, plugin)
 
 
-def _import(entry: Entry) -> Any:
+def _import(entry: PluginSpec) -> Any:
     """Import an entry's target, with a separate error for each cause of failure."""
     target = re.sub(r"\s*\[.*\]\s*$", "", entry.target)
     place, colon, attribute = target.rpartition(":") if ":" in target else (target, "", "")
@@ -173,7 +151,7 @@ def _import(entry: Entry) -> Any:
     return plugin
 
 
-def _import_place(entry: Entry, place: str) -> Any:
+def _import_place(entry: PluginSpec, place: str) -> Any:
     """Import `package.module` or `/absolute/file.py`, once per process."""
     name = _Files.name_of(place) if place.endswith(".py") else place
     trusted = name in sys.modules or name.startswith("rlcore.")
@@ -222,7 +200,7 @@ def _lies_beside(place: str, module: str) -> bool:
     return neighbour.is_dir() or neighbour.with_suffix(".py").is_file()
 
 
-def _no_module(entry: Entry, missing: str) -> PluginError:
+def _no_module(entry: PluginSpec, missing: str) -> PluginError:
     if entry.package:
         return errors.no_such_target(entry, f"module '{missing}'")
     return errors.PluginNotFound(
@@ -231,7 +209,7 @@ def _no_module(entry: Entry, missing: str) -> PluginError:
     )
 
 
-def _no_attribute(entry: Entry, module: Any, attribute: str) -> PluginError:
+def _no_attribute(entry: PluginSpec, module: Any, attribute: str) -> PluginError:
     if entry.package:
         return errors.no_such_target(entry, f"'{attribute}' in it")
     names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -242,7 +220,7 @@ def _no_attribute(entry: Entry, module: Any, attribute: str) -> PluginError:
     )
 
 
-def _extra_for(entry: Entry, module: str) -> str | None:
+def _extra_for(entry: PluginSpec, module: str) -> str | None:
     """Return the extra of the plugin's package that installs a module, by the name of the requirement."""
     if not entry.package:
         return None
