@@ -69,7 +69,7 @@ def test_every_trouble_has_its_status_and_the_exit_code_is_zero(site):
     assert done.returncode == 0
     assert done.stderr == ""
     assert [_squeezed(line) for line in (header, *rest)] == [_squeezed(line) for line in LISTED.splitlines()]
-    assert f"reward math rlcore {__version__} ok" in map(_squeezed, done.stdout.splitlines())
+    assert f"reward gsm8k rlcore {__version__} ok" in map(_squeezed, done.stdout.splitlines())
 
 
 def _of_rlcore(package: str) -> bool:
