@@ -69,6 +69,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.backends.local": "LocalBackend LocalConfig",
     "rlcore.kits.backend": "grid",
     "rlcore.kits.backend.base": "PackedBackend Targets UseOutputs most_over_ranks",
+    "rlcore.kits.backend.checkpoint": "SHARDS ShardSaving State read_state",
     "rlcore.kits.backend.grid": "check_devices check_divides need_process_group",
     "rlcore.kits.backend.head": "Part token_statistics",
     "rlcore.kits.backend.ulysses": "heads_to_tokens join own_places tokens_to_heads",

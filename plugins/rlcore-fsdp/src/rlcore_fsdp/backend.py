@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError
 from rlcore.kits.backend.base import PackedBackend, Targets, UseOutputs, most_over_ranks
+from rlcore.kits.backend.checkpoint import ShardSaving
 from rlcore.kits.backend.update import WeightUpdate, blend
 from rlcore.kits.backend.value_head import VALUE_HEAD
 from rlcore.models.activations import checkpoint_activations
@@ -31,7 +32,7 @@ from rlcore.trainer.memory import ModelSize
 from rlcore.types import TokenOutputs
 from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
-from rlcore_fsdp.checkpoint import MODEL, State
+from rlcore_fsdp.checkpoint import MODEL, FSDPState
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.load import local_part, own_part
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
@@ -154,15 +155,14 @@ class FSDPBackend(PackedBackend):
     def save(self, directory: Path) -> None:
         """Write a checkpoint, one file per rank; with adapters, the adapters only."""
         self._begin_save(directory, wait=True).finish()
-        dist.barrier(group=self._save_group)
 
-    def save_async(self, directory: Path) -> checkpoint.Saving:
+    def save_async(self, directory: Path) -> ShardSaving:
         """Copy to host memory and write in the background. Every rank must call `finish` on the result."""
         return self._begin_save(directory, wait=False)
 
     def load(self, directory: Path) -> None:
         """Load a checkpoint written by any number of ranks; change the model only after everything has been read."""
-        state = checkpoint.read_state(directory)
+        state = checkpoint.read(directory)
         fresh = {name: torch.empty_like(tensor) for name, tensor in self._kept().items()}
         checkpoint.check_same_adapters(directory, state, self._adapter(), self.model_config.path)
         checkpoint.check_same_model(directory, state, self._class_name(), fresh)
@@ -275,11 +275,11 @@ class FSDPBackend(PackedBackend):
         head = self._packed.value_head
         return named | ({MODEL + VALUE_HEAD: head.weight.detach()} if head is not None else {})
 
-    def _begin_save(self, directory: Path, *, wait: bool) -> checkpoint.Saving:
+    def _begin_save(self, directory: Path, *, wait: bool) -> ShardSaving:
         assert self._optimizer is not None, "save of a frozen model"
         self.weight_update.check_complete()
         tensors = self._kept() | self._optimizer.tensors()
-        state = State(
+        state = FSDPState(
             num_steps=self.num_steps,
             model_class=self._class_name(),
             model_path=str(Path(self.model_config.path).absolute()),

@@ -10,11 +10,9 @@ file listed in it, is missing.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +27,18 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.checkpoint import SHARDS, ShardSaving, State, read_state
 from rlcore.kits.backend.value_head import HEAD_FILE, VALUE_HEAD
 from rlcore.models.load import check_directory, fingerprint
 
 MODEL, OPTIMIZER = "model.", "optimizer."
-_STATE = "backend.json"
-_SHARDS = "shards"
-_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Contents of backend.json: everything in a checkpoint except tensors."""
+class FSDPState(State):
+    """Contents of backend.json."""
 
-    num_steps: int
     model_class: str
-    model_path: str
-    """Path of the model that the run started from; adapters need its weights."""
     adapter: dict[str, Any] | None = None
     """LoRA rank, alpha and targets."""
     base: int = 0
@@ -54,60 +47,30 @@ class State:
     """Parameter -> counters of the optimiser."""
     tensors: dict[str, list[int]] = field(default_factory=dict)
     """Name -> global shape of every tensor."""
-    files: dict[str, int] = field(default_factory=dict)
-    """Name -> size in bytes of every shard file."""
 
 
-class Saving:
-    """A checkpoint being written, with the tensors as they were when the save began."""
-
-    def __init__(self, directory: Path, state: State, future: Future[Any] | None) -> None:
-        self._directory, self._state, self._future = directory, state, future
-
-    def finish(self) -> None:
-        """Wait until every rank has written its file; rank 0 then writes backend.json, which completes the checkpoint."""
-        if self._future is not None:
-            self._future.result(timeout=_TIMEOUT_S)
-        if dist.get_rank() == 0:
-            shards = sorted((self._directory / _SHARDS).iterdir())
-            whole = asdict(self._state) | {"files": {path.name: path.stat().st_size for path in shards}}
-            temporary = self._directory / f".{_STATE}"
-            temporary.write_text(json.dumps(whole, indent=1))
-            temporary.rename(self._directory / _STATE)
-
-
-def save(directory: Path, tensors: dict[str, Tensor], state: State, group: dist.ProcessGroup, *, wait: bool) -> Saving:
+def save(
+    directory: Path, tensors: dict[str, Tensor], state: FSDPState, group: dist.ProcessGroup, *, wait: bool
+) -> ShardSaving:
     """Write the shards. Collective. With wait=False, return once the tensors are copied to host memory."""
-    shards = directory / _SHARDS
+    shards = directory / SHARDS
     shards.mkdir(exist_ok=True)
     writer = HuggingFaceStorageWriter(str(shards), save_distributed=True)
+    written: Any = None
     if wait:
         save_tensors(tensors, storage_writer=writer, process_group=group)
-        return Saving(directory, state, None)
-    future: Any = async_save(tensors, storage_writer=writer, process_group=group)
-    return Saving(directory, state, future)
+    else:
+        written = async_save(tensors, storage_writer=writer, process_group=group)
+    return ShardSaving(directory, state, written, group)
 
 
-def read_state(directory: Path) -> State:
+def read(directory: Path) -> FSDPState:
     """Read backend.json and check that all shards are there.
 
     Raises:
         ModelError: the checkpoint is incomplete or was written by another backend.
     """
-    path = directory / _STATE
-    if not path.is_file():
-        raise ModelError(f"{directory} is an incomplete checkpoint: {_STATE} is missing\nNothing was loaded.")
-    try:
-        state = State(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{path} is not from backend=fsdp: {error}\nResume with the backend that wrote it.") from error
-    for name, size in state.files.items():
-        file = directory / _SHARDS / name
-        found = file.stat().st_size if file.is_file() else 0
-        if found != size:
-            what = f"has {found} bytes instead of {size}" if found else "is missing"
-            raise ModelError(f"{directory} is an incomplete checkpoint: {_SHARDS}/{name} {what}\nNothing was loaded.")
-    return state
+    return read_state(directory, FSDPState, "fsdp")
 
 
 def fingerprint_of(model_path: str | Path) -> int:
@@ -116,7 +79,7 @@ def fingerprint_of(model_path: str | Path) -> int:
     return fingerprint(path for path in files if path.name != HEAD_FILE)
 
 
-def check_same_adapters(directory: Path, state: State, adapter: Mapping[str, Any] | None, model_path: str) -> None:
+def check_same_adapters(directory: Path, state: FSDPState, adapter: Mapping[str, Any] | None, model_path: str) -> None:
     """Check that the adapters of a checkpoint belong to this model and have the same rank and alpha.
 
     Raises:
@@ -140,7 +103,7 @@ def check_same_adapters(directory: Path, state: State, adapter: Mapping[str, Any
         )
 
 
-def check_same_model(directory: Path, state: State, model_class: str, tensors: Mapping[str, Tensor]) -> None:
+def check_same_model(directory: Path, state: FSDPState, model_class: str, tensors: Mapping[str, Tensor]) -> None:
     """Check that the checkpoint is of this model.
 
     Raises:
@@ -165,7 +128,7 @@ def read_tensors(
     Raises:
         ModelError: a shard cannot be read.
     """
-    reader = HuggingFaceStorageReader(str(directory / _SHARDS))
+    reader = HuggingFaceStorageReader(str(directory / SHARDS))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # expected with `alone`
@@ -181,7 +144,7 @@ def export(source: Path, target: Path) -> None:
 
     from rlcore_fsdp.lora import export_adapters
 
-    state = read_state(source)
+    state = read(source)
     whole = {name: torch.empty(shape) for name, shape in state.tensors.items() if name.startswith(MODEL)}
     read_tensors(source, whole, None, alone=True)
     named = {name.removeprefix(MODEL): tensor for name, tensor in whole.items()}

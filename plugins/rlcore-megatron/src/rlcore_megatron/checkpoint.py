@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,95 +23,56 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.checkpoint import SHARDS, ShardSaving, State, read_state
 from rlcore.kits.backend.value_head import HEAD_FILE, VALUE_HEAD
 from rlcore.models.load import check_directory, read_config
 from rlcore_megatron.families import TOP
 from rlcore_megatron.files import TensorFiles, write
 from rlcore_megatron.layout import Slice
 
-_STATE, _SHARDS = "backend.json", "shards"
 _CONFIGS = ("config.json", "generation_config.json")
 _FILE_BYTES = 4 * 2**30
-_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Contents of backend.json: everything in a checkpoint except tensors."""
+class MegatronState(State):
+    """Contents of backend.json."""
 
-    num_steps: int
     model: dict[str, int | str]
     """Sizes of the model, and its head."""
-    model_path: str = ""
-    """Path of the model that the run started from; it has the output embedding that a critic does not train."""
-    files: dict[str, int] = field(default_factory=dict)
-    """Name -> size in bytes of every shard file."""
 
 
-class Saving:
-    """A checkpoint being written: a thread writes this rank's file, if the rank has tensors to save."""
-
-    def __init__(
-        self,
-        directory: Path,
-        source: Path,
-        state: State,
-        tensors: Mapping[str, Tensor],
-        slices: Mapping[str, Slice],
-        group: dist.ProcessGroup,
-    ) -> None:
-        self._directory, self._source, self._state, self._group = directory, source, state, group
-        shards = directory / _SHARDS
-        shards.mkdir(exist_ok=True)
-        path = shards / f"rank-{dist.get_rank():05}.safetensors"
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._written = self._writer.submit(write, path, tensors, slices) if tensors else None
-
-    def finish(self) -> None:
-        """Wait until every rank has written its file; rank 0 then writes backend.json, which completes the checkpoint."""
-        if self._written is not None:
-            self._written.result(timeout=_TIMEOUT_S)
-        self._writer.shutdown()
-        dist.barrier(group=self._group)
-        if dist.get_rank() == 0:
-            self._complete()
-        dist.barrier(group=self._group)
-
-    def _complete(self) -> None:
-        for name in _CONFIGS:
-            if (self._source / name).is_file():
-                shutil.copyfile(self._source / name, self._directory / name)
-        files = {path.name: path.stat().st_size for path in sorted((self._directory / _SHARDS).iterdir())}
-        temporary = self._directory / f".{_STATE}"
-        temporary.write_text(json.dumps(asdict(self._state) | {"files": files}, indent=1))
-        temporary.rename(self._directory / _STATE)
+def save(
+    directory: Path,
+    source: Path,
+    state: MegatronState,
+    tensors: Mapping[str, Tensor],
+    slices: Mapping[str, Slice],
+    group: dist.ProcessGroup,
+) -> ShardSaving:
+    """Begin to write this rank's file in a thread, if the rank has tensors to save. Rank 0 copies the configuration."""
+    shards, rank = directory / SHARDS, dist.get_rank()
+    shards.mkdir(exist_ok=True)
+    for name in _CONFIGS if rank == 0 else ():
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
+    thread = ThreadPoolExecutor(1, "checkpoint")
+    path = shards / f"rank-{rank:05}.safetensors"
+    written = thread.submit(write, path, tensors, slices) if tensors else None
+    thread.shutdown(wait=False)
+    return ShardSaving(directory, state, written, group)
 
 
-def read_state(directory: Path) -> State:
+def read(directory: Path) -> MegatronState:
     """Read backend.json and check that all shards are there.
 
     Raises:
         ModelError: the checkpoint is incomplete or was written by another backend.
     """
-    path = directory / _STATE
-    if not path.is_file():
-        raise ModelError(f"{directory} is an incomplete checkpoint: {_STATE} is missing\nNothing was loaded.")
-    try:
-        state = State(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ModelError(
-            f"{path} is not from backend=megatron: {error}\nResume with the backend that wrote it."
-        ) from error
-    for name, size in state.files.items():
-        file = directory / _SHARDS / name
-        found = file.stat().st_size if file.is_file() else 0
-        if found != size:
-            what = f"has {found} bytes instead of {size}" if found else "is missing"
-            raise ModelError(f"{directory} is an incomplete checkpoint: {_SHARDS}/{name} {what}\nNothing was loaded.")
-    return state
+    return read_state(directory, MegatronState, "megatron")
 
 
-def check_same_model(directory: Path, state: State, own: Mapping[str, int | str]) -> None:
+def check_same_model(directory: Path, state: MegatronState, own: Mapping[str, int | str]) -> None:
     """Check that the checkpoint is of this model.
 
     Raises:
@@ -125,14 +86,14 @@ def check_same_model(directory: Path, state: State, own: Mapping[str, int | str]
             )
 
 
-def open_shards(directory: Path, state: State) -> TensorFiles:
+def open_shards(directory: Path, state: MegatronState) -> TensorFiles:
     """Open the shards of a checkpoint."""
-    return TensorFiles(directory, [directory / _SHARDS / name for name in state.files])
+    return TensorFiles(directory, [directory / SHARDS / name for name in state.files])
 
 
 def export(source: Path, target: Path) -> None:
     """Write a Hugging Face model from a checkpoint, in one process on the CPU, a few gigabytes at a time."""
-    state = read_state(source)
+    state = read(source)
     with open_shards(source, state) as files:
         prefix = "param."
         names = [key.removeprefix(prefix) for key in files.shapes if key.startswith(prefix)]
@@ -171,7 +132,7 @@ def export(source: Path, target: Path) -> None:
             (target / name).write_text(json.dumps(config, indent=2))
 
 
-def _not_trained(source: Path, state: State) -> dict[str, Tensor]:
+def _not_trained(source: Path, state: MegatronState) -> dict[str, Tensor]:
     """Return the untied output embedding of a critic, from the model that the run started from."""
     if read_config(source).tie_word_embeddings:
         return {}

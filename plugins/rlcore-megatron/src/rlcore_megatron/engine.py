@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from rlcore.errors import ModelError
+from rlcore.kits.backend.checkpoint import ShardSaving
 from rlcore.kits.backend.head import Part, token_statistics
 from rlcore.kits.backend.ulysses import join, own_places
 from rlcore.kits.backend.update import blend
@@ -177,7 +178,7 @@ class Engine:
     def _here(self, tensor: Tensor) -> Tensor:
         return tensor if self._away is None else self._away.of(tensor)
 
-    def save(self, directory: Path, num_steps: int) -> checkpoint.Saving:
+    def save(self, directory: Path, num_steps: int) -> ShardSaving:
         """Copy the tensors that no lower rank saves to host memory, and begin to write them."""
         assert self._optimizer is not None, "save of a frozen model"
         self._check_here("save")
@@ -197,13 +198,14 @@ class Engine:
                         own = part.narrow(where.axis, 0, where.stop - where.start)
                         tensors[f"{kind}.{where.name}"] = own.detach().to("cpu", torch.float32, copy=True)
                         slices[f"{kind}.{where.name}"] = where
-        about = checkpoint.State(num_steps=num_steps, model=self._sizes, model_path=str(self._source.absolute()))
-        return checkpoint.Saving(directory, self._source, about, tensors, slices, self._group)
+        path = str(self._source.absolute())
+        about = checkpoint.MegatronState(num_steps=num_steps, model=self._sizes, model_path=path)
+        return checkpoint.save(directory, self._source, about, tensors, slices, self._group)
 
     def load(self, directory: Path) -> int:
         """Load a checkpoint of any grid and return its number of steps; check everything before changing anything."""
         self._check_here("load")
-        state = checkpoint.read_state(directory)
+        state = checkpoint.read(directory)
         checkpoint.check_same_model(directory, state, self._sizes)
         kinds = ("param", *MOMENTS) if self._optimizer is not None and state.num_steps else ("param",)
         device = self.grid.tensor.rank()
