@@ -58,6 +58,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.data.limits": "limited",
     "rlcore.data.loader": "mix",
     "rlcore.data.units": "whole_units",
+    "rlcore.data.recorded": "open_batch save_batch",
     "rlcore.data.transcript": "Transcript transcripts_batch",
     "rlcore.workers.averaging": "count reduce_terms",
     "rlcore.workers.critic": "CriticWorker with_score_token",

@@ -30,15 +30,6 @@ def test_columns_keep_their_level_and_dtype():
     assert batch["answer"].tolist() == ["a", "b", "c"]
 
 
-def test_columns_as_tensordicts_share_memory():
-    batch = make()
-
-    assert tuple(batch.rows.batch_size) == (3,)
-    assert tuple(batch.tokens.batch_size) == (6,)
-    assert set(batch.rows.keys()) == {"reward", "prompt_id"}
-    assert batch.tokens["input_ids"].data_ptr() == batch["input_ids"].data_ptr()
-
-
 def test_a_host_starts_without_the_compiler_that_tensordict_brings():
     program = (
         "import sys, rlcore.controller.host; sys.exit(sum(m in sys.modules for m in ('tensordict', 'torch._dynamo')))"

@@ -50,7 +50,7 @@ BUDGETS = {
     "types": 100,
     "errors": 60,
     "protocols": 500,
-    "data": 1_240,
+    "data": 1_470,
     "registry": 560,
     "hooks": 220,
     "controller": 1_570,

@@ -4,8 +4,8 @@ Samples have different lengths and are concatenated without padding. Columns hav
 hold Python objects; all are accessed by name. Every operation returns a new Batch. `rlcore.controller.ref.BatchRef`
 has the same operations for columns in other processes.
 
-Columns are held in plain mappings. `rows` and `tokens` convert them to TensorDicts on request, because importing
-tensordict imports torch's compiler: more than a second of CPU time in every process of a run.
+Columns are held in plain mappings; `to_tensordict` and `from_tensordict` convert them. Only these import tensordict,
+which imports torch's compiler: more than a second of CPU time in every process of a run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.columns import STANDARD_COLUMNS
+from rlcore.data.nested import columns_of, tensordict_of
 from rlcore.data.shares import UNIT, balanced_order, run_sizes, token_index
 from rlcore.data.wire import pack, unpack
 from rlcore.errors import ColumnError, nearest
@@ -80,6 +81,21 @@ class Batch:
         _check_unique([*token_columns, *row_columns, *objects])
         return cls(row_columns, token_columns, lengths, objects)
 
+    @classmethod
+    def from_tensordict(cls, source: TensorDict) -> Batch:
+        """Build a Batch from a TensorDict of batch_size [B], whose nested tensors become token columns.
+
+        Raises:
+            ValueError: see `rlcore.data.nested.columns_of`.
+        """
+        lengths, tokens, rows, objects = columns_of(source)
+        arrays = {name: object_array(values) for name, values in objects.items()}
+        return cls.of(lengths=lengths, tokens=tokens, rows={**rows, **arrays})
+
+    def to_tensordict(self) -> TensorDict:
+        """Return a TensorDict of batch_size [B], sharing memory; token columns are nested tensors (torch.jagged)."""
+        return tensordict_of(self.row_columns, self.token_columns, self.lengths, self.objects)
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -89,20 +105,6 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
-
-    @property
-    def rows(self) -> TensorDict:
-        """Row columns as a TensorDict of batch_size [B], sharing memory."""
-        from tensordict import TensorDict
-
-        return TensorDict(dict(self.row_columns), batch_size=[len(self)])
-
-    @property
-    def tokens(self) -> TensorDict:
-        """Token columns as a TensorDict of batch_size [T], sharing memory."""
-        from tensordict import TensorDict
-
-        return TensorDict(dict(self.token_columns), batch_size=[self.num_tokens])
 
     @property
     def columns(self) -> list[str]:
@@ -135,7 +137,8 @@ class Batch:
 
     def level(self, name: str) -> str:
         """Return "token", "row" or "object"."""
-        self[name]
+        if name not in self:
+            raise ColumnError(missing_column(name, self.columns))
         if name in self.token_columns:
             return "token"
         return "object" if name in self.objects else "row"
@@ -340,7 +343,7 @@ class Batch:
             {k: v for k, v in self.row_columns.items() if k in names},
             {k: v for k, v in self.token_columns.items() if k in names},
             self.lengths,
-            {k: v for k, v in self.objects.items() if k in names},
+            {k: self.objects[k] for k in self.objects if k in names},
         )
 
     def _with(self, other: Batch, replace: set[str]) -> Batch:

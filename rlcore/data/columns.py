@@ -50,7 +50,7 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("reward", "row", "float32", "score of the sample", "reward"),
     Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward"),
     Column("reward_has_note", "row", "bool", "reward_note is not None", "reward"),
-    Column("reward_note", "object", "tuple", "(failed reward, message, further metrics), or None", "reward"),
+    Column("reward_note", "object", "list", "[failed reward, message, further metrics], or None", "reward"),
     Column("completion", "object", "str", "the response as text", "reward"),
     Column("advantage", "row", "float32", "advantage of the whole response", "algorithm"),
 )

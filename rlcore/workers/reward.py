@@ -58,7 +58,7 @@ class RewardWorker(Worker):
                 "reward_status": torch.tensor([_STATUSES.index(r.status) for r in results], dtype=torch.int64),
                 "reward_has_note": torch.tensor([bool(r.message or r.metrics) for r in results], dtype=torch.bool),
                 "reward_note": object_array(
-                    [(r.reward, r.message, dict(r.metrics)) if r.message or r.metrics else None for r in results]
+                    [[r.reward, r.message, dict(r.metrics)] if r.message or r.metrics else None for r in results]
                 ),
                 "completion": object_array(completions),
                 **parts,

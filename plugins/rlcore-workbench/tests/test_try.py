@@ -3,12 +3,9 @@
 import json
 
 import pytest
-import torch
-from rlcore_workbench.batch_file import load_batch, save_batch
 from rlcore_workbench.options import flat_sample, parse_options
 from rlcore_workbench.trial import main
 
-from rlcore import Batch
 from rlcore.errors import UserError
 
 REWARDS = """
@@ -152,7 +149,7 @@ def test_wrong_input_is_refused_with_advice(folder, rows, arguments, text):
         (["reward", "r.py:told"], "no completions to score"),
         (["reward", "r.py:told", "no.jsonl"], r"no\.jsonl cannot be read"),
         (["algorithm", "gropo"], "Did you mean 'grpo'"),
-        (["algorithm", "grpo", "no.safetensors"], "no.safetensors cannot be read"),
+        (["algorithm", "grpo", "no_batch"], "no_batch is not a recorded batch"),
     ],
 )
 def test_a_wrong_command_is_refused_with_advice(arguments, text):
@@ -193,31 +190,19 @@ def test_a_fault_of_a_loss_is_reported(capsys, name, text):
 
 
 def test_a_saved_batch_gives_the_same_loss(folder, capsys):
-    _, made = attempt(capsys, "algorithm", "grpo", "--option", "minibatches=2", "--save", "b.safetensors", "--json")
-    _, read = attempt(capsys, "algorithm", "grpo", "b.safetensors", "--option", "minibatches=2", "--json")
+    _, made = attempt(capsys, "algorithm", "grpo", "--option", "minibatches=2", "--save", "my_batch", "--json")
+    _, read = attempt(capsys, "algorithm", "grpo", "my_batch", "--option", "minibatches=2", "--json")
 
     assert json.loads(read)["losses"] == json.loads(made)["losses"]
 
 
 def test_a_batch_without_a_column_of_the_loss_is_reported(folder, capsys):
-    attempt(capsys, "algorithm", "grpo", "--save", "b.safetensors")
+    attempt(capsys, "algorithm", "grpo", "--save", "my_batch")
 
-    code, out = attempt(capsys, "algorithm", "grpo", "b.safetensors", "--option", "kl.coefficient=0.1")
+    code, out = attempt(capsys, "algorithm", "grpo", "my_batch", "--option", "kl.coefficient=0.1")
 
     assert code == 1
     assert "reads() names ref_log_probs, but the batch has no such column" in out
-
-
-def test_a_batch_is_unchanged_after_save_and_load(tmp_path):
-    batch = Batch.of(
-        lengths=[1, 1], tokens={"x": torch.tensor([1.5, 2.5])}, rows={"y": torch.tensor([3, 4]), "text": ["a", "b"]}
-    )
-
-    save_batch(batch, tmp_path / "b.safetensors")
-    found = load_batch(tmp_path / "b.safetensors")
-
-    assert {name: found.level(name) for name in found.columns} == {"x": "token", "y": "row"}
-    assert (found["x"].tolist(), found["y"].tolist(), found.lengths.tolist()) == ([1.5, 2.5], [3, 4], [1, 1])
 
 
 def test_options_are_json_and_may_be_nested():

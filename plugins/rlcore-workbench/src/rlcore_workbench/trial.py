@@ -16,8 +16,8 @@ examples:
   rlcore try reward my_rewards.py:score outputs/RUN/samples.jsonl
   rlcore try reward gsm8k,length completions.jsonl --option length.max=512
   rlcore try algorithm grpo --option clip_high=0.28      on a generated batch
-  rlcore try algorithm grpo --save batch.safetensors     save that batch for changes
-  rlcore try algorithm grpo batch.safetensors
+  rlcore try algorithm grpo --save my_batch              save that batch for changes
+  rlcore try algorithm grpo my_batch
 
 exit code: 0 all samples are scored and all losses are valid, 1 some are not, 2 the input is wrong
 """
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser("try", "Try a reward or an algorithm without training.", _EXAMPLES)
     parser.add_argument("kind", help=", ".join(KINDS))
     parser.add_argument("name", help="a registered name, module:attribute or file.py:attribute; several rewards: a,b")
-    parser.add_argument("file", type=Path, nargs="?", help="completions as JSONL, or a batch as safetensors")
+    parser.add_argument("file", type=Path, nargs="?", help="completions as JSONL, or the directory of a recorded batch")
     parser.add_argument("--option", action="append", default=[], metavar="K=V", help="a setting of the plugin")
     parser.add_argument(
         "--timeout",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         metavar="N",
         help="show this many samples of a reward; all are scored; default: 20",
     )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="save the batch of an algorithm")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="save the batch of an algorithm")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(list(argv))
     if options.kind not in KINDS:

@@ -12,13 +12,13 @@ import torch
 from rlcore import Batch, LossTerms, TokenOutputs
 from rlcore.config.build import build_plugin
 from rlcore.config.schema import Choice
+from rlcore.data.recorded import open_batch, save_batch
 from rlcore.data.units import whole_units
 from rlcore.errors import ColumnError, ConfigError, RlcoreError
 from rlcore.protocols.optional import TrainsUnits
 from rlcore.registry import resolve
 from rlcore.testing import AlgorithmContract
 from rlcore.workers.averaging import count, reduce_terms
-from rlcore_workbench.batch_file import load_batch, save_batch
 
 Loss = Callable[[TokenOutputs, Batch], LossTerms]
 _ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs", "unit_id")
@@ -36,7 +36,7 @@ def try_algorithm(
         "reads": {role: list(columns) for role, columns in algorithm.reads().items()},
         "writes": list(algorithm.writes()),
     }
-    experience = load_batch(batch) if batch else collect(algorithm)
+    experience = open_batch(batch) if batch else collect(algorithm)
     if save:
         save_batch(experience, save)
     if isinstance(algorithm, TrainsUnits):
