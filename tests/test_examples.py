@@ -222,7 +222,7 @@ def test_the_wheels_of_the_examples_work_with_list_plugins_check_and_train(home,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count"), [("reward-plugin", 12), ("algorithm-plugin", 13), ("environment-plugin", 12)]
+    ("name", "count"), [("reward-plugin", 12), ("algorithm-plugin", 15), ("environment-plugin", 12)]
 )
 def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, count, tmp_path):
     shutil.copytree(EXAMPLES / name / "tests", tmp_path / "tests")

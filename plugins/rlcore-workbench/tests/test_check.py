@@ -227,11 +227,11 @@ def test_attributes_of_the_suite_can_be_set():
 @pytest.mark.parametrize(
     ("arguments", "tests"),
     [
-        (["algorithm", "grpo", "--option", "minibatches=2"], 13),
-        (["dispatch", "dp"], 6),
+        (["algorithm", "grpo", "--option", "minibatches=2"], 15),
+        (["dispatch", "dp"], 7),
         (["tracker", "jsonl"], 6),
         (["dataset", "files", "--data", "d.jsonl"], 4),
-        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 16),
+        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 17),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value),
 )
