@@ -175,6 +175,25 @@ class Ends:
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
+def test_hooks_receive_the_samples_of_every_evaluation(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import json
+from rlcore import hookimpl
+class Sees:
+    @hookimpl
+    def rlcore_evaluated(self, run, step, samples):
+        with (run.directory / "seen.jsonl").open("a") as seen:
+            seen.write(json.dumps([step, samples.fetch("reward").mean().item(), len(samples)]) + "\\n")
+""")
+    train(small_run(tmp_path, f"plugins.hooks=['{file}:Sees']", "eval.every_steps=2", steps=3), dry_run=False)
+    seen = [json.loads(line) for line in (tmp_path / "r" / "seen.jsonl").read_text().splitlines()]
+    rewards = [line["eval/reward"] for line in metrics(tmp_path) if "eval/reward" in line]
+
+    assert [(step, count) for step, _, count in seen] == [(0, 16), (2, 16), (3, 16)]
+    assert [reward for _, reward, _ in seen] == pytest.approx(rewards)
+
+
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])
 def test_a_killed_run_resumes_with_bitwise_equal_results(tmp_path, fault):
     more = ["checkpoint.every_steps=2", "algorithm.minibatches=1", f"backend={FAULTS}:{fault}"]

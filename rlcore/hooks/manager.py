@@ -55,6 +55,9 @@ class Hooks:
     def samples_scored(self, *, run: RunView, step: int, samples: Batch) -> None:
         self._call("rlcore_samples_scored", run=run, step=step, samples=samples)
 
+    def evaluated(self, *, run: RunView, step: int, samples: Batch) -> None:
+        self._call("rlcore_evaluated", run=run, step=step, samples=samples)
+
     def step_end(self, *, run: RunView, step: int, metrics: Mapping[str, float]) -> None:
         self._call("rlcore_step_end", run=run, step=step, metrics=metrics)
 

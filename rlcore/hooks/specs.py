@@ -100,6 +100,12 @@ def rlcore_samples_scored(run: RunView, step: int, samples: Batch) -> None:
 
 
 @hookspec
+def rlcore_evaluated(run: RunView, step: int, samples: Batch) -> None:
+    """Called when held-out samples have rewards, or what the algorithm's own evaluation returns; step 0 is before
+    training."""
+
+
+@hookspec
 def rlcore_step_end(run: RunView, step: int, metrics: Mapping[str, float]) -> None:
     """Called when a step is done and logged, before its checkpoint."""
 

@@ -143,12 +143,14 @@ def _evaluate(run: Run) -> dict[str, float]:
     algorithm = run.algorithm
     chosen = algorithm.evaluate if isinstance(algorithm, Evaluates) else evaluate
     record = Step(number=run.counters.step, on_wait=run.phase)
-    metrics, _ = chosen(run.roles.during(record), run.eval_prompts, run.config.eval)
+    metrics, samples = chosen(run.roles.during(record), run.eval_prompts, run.config.eval)
     metrics |= {f"eval/{name}": mean.value for name, mean in record.metrics.items() if name.startswith("memory_gb/")}
     run.counters.last_eval = metrics["eval/pass_rate"]
     if run.counters.first_eval is None:
         run.counters.first_eval = metrics["eval/pass_rate"]
-    return metrics | {"time_s/evaluate": clock.seconds}
+    seconds = clock.seconds
+    run.hooks.evaluated(run=run, step=run.counters.step, samples=samples)
+    return metrics | {"time_s/evaluate": seconds}
 
 
 def _performance(run: Run, current: Step, metrics: dict[str, float], clock: Clock) -> dict[str, float]:
