@@ -70,3 +70,13 @@ def longer(copy) -> Callable[..., Path]:
         return copy
 
     return write
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory) -> Path:
+    """The directory of a finished run that was recorded."""
+    parent = tmp_path_factory.mktemp("recorded")
+    settings = ["eval.every_steps=4", "trackers=[jsonl,report]", "plugins.hooks=[report]"]
+    done = rlcore("train", *small_run(parent, *settings, steps=STEPS))
+    assert done.returncode == 0, done.stderr
+    return parent / "r"

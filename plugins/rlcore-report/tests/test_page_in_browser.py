@@ -162,3 +162,22 @@ def test_an_empty_run_is_shown(browser, copy, tmp_path):
         for name in PAGES:
             go(page, name)
         assert "no held-out prompts" in page.inner_text("main")
+
+
+def test_a_recording_adds_held_out_prompts_tokens_and_a_timeline(browser, recorded, tmp_path):
+    with opened(browser, write(make_page([read_run(recorded)]), tmp_path / "page.html")) as page:
+        go(page, "evaluation")
+        assert page.locator("table.grid tr").count() == 16
+        page.click("table.grid button >> nth=0")
+        assert len(texts(page, "dialog pre.response")) == 4
+        page.keyboard.press("Escape")
+        go(page, "time")
+        assert "rollout.generate" in page.inner_text(".lane >> nth=0")
+        assert page.locator(".track i").count() > 3
+        go(page, "samples")
+        page.select_option("#kind", "training")
+        page.select_option("#tint", "log_prob")
+        spans = page.locator("pre[aria-label='response, token by token'] >> nth=0").locator("span")
+        assert spans.count() > 1
+        assert "log-prob -" in spans.first.get_attribute("title")
+        assert len({spans.nth(i).evaluate("it => it.style.backgroundColor") for i in range(spans.count())}) > 1

@@ -1,19 +1,22 @@
-"""Histograms of rewards and lengths over steps."""
+"""Distributions over steps: those that the hooks `report` recorded of all samples, or else of the logged samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
+from rlcore_report.histogram import histogram, summary_of
 from rlcore_report.run import RecordedRun
 
-CELLS = 24
-"""Cells of a histogram."""
 MOST_COLUMNS = 120
-"""Columns of a picture; steps in between share one."""
+"""Columns of a picture."""
 
-_MEASURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]] = {
+_RECORDED = {
+    "reward": "Rewards of all samples.",
+    "length": "Tokens of all responses.",
+    "lag": "Weight updates between the generation of a sample and the step that learns from it.",
+}
+_LOGGED: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]] = {
     "reward": ("Rewards of the logged samples.", lambda sample: sample.get("reward")),
     "length": ("Characters of the logged responses.", lambda sample: float(len(sample.get("completion", "")))),
 }
@@ -21,13 +24,26 @@ _MEASURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]]
 
 def distributions(run: RecordedRun) -> dict[str, dict[str, Any]]:
     """Return name -> {words, steps, low, high, counts, mean}; each entry of `counts` is the histogram of a step."""
-    samples = [sample for sample in run.samples if sample.get("kind") != "evaluation"]
-    return {
-        name: found for name, (words, measure) in _MEASURES.items() if (found := _over_steps(samples, words, measure))
-    }
+    if run.distributions:
+        found = {name: _recorded(run.distributions, name, words) for name, words in _RECORDED.items()}
+    else:
+        samples = [sample for sample in run.samples if sample.get("kind") != "evaluation"]
+        found = {name: _logged(samples, words, measure) for name, (words, measure) in _LOGGED.items()}
+    return {name: picture for name, picture in found.items() if picture}
 
 
-def _over_steps(
+def _recorded(rows: Sequence[Mapping[str, Any]], name: str, words: str) -> dict[str, Any]:
+    """Return every k-th recorded histogram, so that at most MOST_COLUMNS remain."""
+    kept = [row for row in rows if isinstance(row.get(name), Mapping)]
+    every = max(1, -(-len(kept) // MOST_COLUMNS))
+    kept = kept[::every]
+    if not kept or all(row[name]["low"] == 0 == row[name]["mean"] for row in kept):
+        return {}  # such as the lag of a schedule that waits for every phase
+    columns = {key: [row[name][key] for row in kept] for key in ("low", "high", "counts", "mean")}
+    return {"words": words, "steps": [row["step"] for row in kept], **columns}
+
+
+def _logged(
     samples: Sequence[Mapping[str, Any]], words: str, measure: Callable[[Mapping[str, Any]], float | None]
 ) -> dict[str, Any]:
     """Group samples by step and count their values in cells between the lowest and the highest of all."""
@@ -39,22 +55,13 @@ def _over_steps(
     columns: dict[int, list[float]] = {}
     for step, value in measured:
         columns.setdefault(step - (step - first) % width, []).append(value)
-    low, high = min(value for _, value in measured), max(value for _, value in measured)
-    high = high if high > low else low + 1.0
-    steps = sorted(columns)
+    whole = summary_of(value for _, value in measured)
+    low, high, steps = whole["low"], whole["high"], sorted(columns)
     return {
         "words": words,
         "steps": steps,
         "low": [low] * len(steps),
         "high": [high] * len(steps),
         "counts": [histogram(columns[step], low, high) for step in steps],
-        "mean": [round(fmean(columns[step]), 5) for step in steps],
+        "mean": [summary_of(columns[step])["mean"] for step in steps],
     }
-
-
-def histogram(values: Sequence[float], low: float, high: float) -> list[int]:
-    """Count values in CELLS cells of equal size between `low` and `high`."""
-    counts = [0] * CELLS
-    for value in values:
-        counts[min(CELLS - 1, max(0, int((value - low) / (high - low) * CELLS)))] += 1
-    return counts

@@ -13,9 +13,12 @@ from rlcore_report.distributions import distributions
 from rlcore_report.findings import findings
 from rlcore_report.run import Metrics, RecordedRun
 from rlcore_report.table import explanation, in_order
+from rlcore_report.timeline import calls
 
 MOST_STEPS = 3_000
 """Steps of a run in the page; more would not be visible in a chart."""
+MOST_TIMELINES = 100
+"""Steps whose timeline is in the page, the last ones."""
 MOST_TEXT = 20_000
 """Characters of a prompt or response."""
 
@@ -48,7 +51,7 @@ def _run(run: RecordedRun, name: str, most_bytes: int) -> dict[str, Any]:
         "metrics": {column: [_rounded(it) for it in values] for column, values in metrics.columns.items()},
         "samples": samples,
         "distributions": distributions(run),
-        "timeline": [],
+        "timeline": calls(run.timeline[-MOST_TIMELINES:]),
     }
 
 

@@ -3,6 +3,7 @@
 RUN/run.json             settings, start, end and summary
 RUN/metrics.jsonl        one line per step
 RUN/samples.jsonl        one line per logged sample
+RUN/report/*.jsonl       samples, distributions and timeline of the hooks and the tracker `report`, if used
 RUN/.lock                locked while a process trains there
 RUN/checkpoints/*/trainer.json   settings and versions of plugins; read where run.json is missing
 """
@@ -60,6 +61,11 @@ class RecordedRun:
     """Metric -> label of the metrics that the algorithm shows."""
     metrics: Metrics
     samples: Sequence[Mapping[str, Any]]
+    """Logged and recorded samples; of two records of one sample, the one with more."""
+    distributions: Sequence[Mapping[str, Any]]
+    """Recorded histograms, one mapping per step; may be empty."""
+    timeline: Sequence[Mapping[str, Any]]
+    """Recorded phases, one mapping per step; may be empty."""
     notes: Sequence[str] = field(default_factory=list)
     """Sentences about what is missing here and why."""
 
@@ -85,6 +91,9 @@ def read_run(directory: Path) -> RecordedRun:
     config = about.get("config") or dict(_flat(checkpoint.get("config", {})))
     lines = read_lines(directory / "metrics.jsonl")
     samples = read_lines(directory / "samples.jsonl")
+    recorded, distributions, timeline = (
+        read_lines(directory / "report" / f"{name}.jsonl") for name in ("samples", "distributions", "timeline")
+    )
     if not lines.rows and not (directory / "metrics.jsonl").exists():
         notes.append("there is no metrics.jsonl: the setting trackers does not have jsonl")
     metrics = _columns(lines.rows)
@@ -99,8 +108,10 @@ def read_run(directory: Path) -> RecordedRun:
         summary=about.get("summary", {}),
         shows=about.get("shows", {}),
         metrics=metrics,
-        samples=samples.rows,
-        notes=[*notes, *lines.notes, *samples.notes],
+        samples=_merged(samples.rows, _valid(recorded.rows)),
+        distributions=_valid(distributions.rows),
+        timeline=_valid(timeline.rows),
+        notes=[*notes, *lines.notes, *samples.notes, *recorded.notes, *distributions.notes, *timeline.notes],
     )
 
 
@@ -168,6 +179,26 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> Metrics:
         times=[_number(row.get("time")) for row in ordered],
         columns={name: [_number(row.get(name)) for row in ordered] for name in names},
     )
+
+
+def _valid(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop rows of steps that a resumed run wrote again."""
+    kept: list[dict[str, Any]] = []
+    limit = math.inf
+    for row in reversed(rows):
+        if row["step"] <= limit:
+            kept.append(row)
+            limit = row["step"]
+        elif row["step"] > kept[-1]["step"]:  # written before a resume that went back to an earlier step
+            limit = kept[-1]["step"] - 1
+    return kept[::-1]
+
+
+def _merged(logged: Sequence[dict[str, Any]], recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join logged and recorded samples in the order of steps; a recorded sample replaces its logged line."""
+    known = {(row["step"], row.get("sample_id")) for row in recorded if row.get("kind") == "training"}
+    others = [row for row in logged if (row["step"], row.get("sample_id")) not in known]
+    return sorted([*others, *recorded], key=lambda row: int(row["step"]))
 
 
 def _number(value: object) -> float | None:

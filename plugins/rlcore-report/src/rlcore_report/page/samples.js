@@ -22,11 +22,14 @@ pages.samples = {
     const order = element("select", {id: "order", onchange: draw}, Object.entries(ORDERS).map(([key, [label]]) => element("option", {value: key, selected: key === view.samples.order}, label)));
     const kinds = new Set(all.map((sample) => sample.kind ?? "training"));
     const kind = element("select", {id: "kind", onchange: draw}, ["all", ...kinds].map((it) => element("option", {selected: it === view.samples.kind}, it)));
+    view.samples.tint ??= "none";
+    const tint = element("select", {id: "tint", onchange: draw}, Object.entries(TINTS).map(([key, label]) => element("option", {value: key, selected: key === view.samples.tint}, label)));
     const form = element("div", {class: "controls"},
       field("words", "Search", {type: "search", placeholder: "words in prompt or response"}),
       field("low", "Reward from", {type: "number", step: "any"}), field("high", "to", {type: "number", step: "any"}),
       field("from", "Step from", {type: "number"}), field("until", "to", {type: "number"}), field("prompt", "Prompt", {type: "number"}),
-      element("label", {}, "Order", order), kinds.size > 1 ? element("label", {}, "Kind", kind) : null);
+      element("label", {}, "Order", order), kinds.size > 1 ? element("label", {}, "Kind", kind) : null,
+      all.some((sample) => sample.tokens) ? element("label", {}, "Colour tokens by", tint) : null);
     let found = [], shown = 0;
     function show(n) {
       list.append(...found.slice(shown, shown + n).map((sample) => element("li", {}, article(sample, all))));
@@ -102,7 +105,26 @@ function response(sample) {
     return element("div", {}, turns.map((turn) => element("div", {class: "turn"}, element("b", {}, turn?.role ?? "message"),
       element("pre", {}, typeof turn?.content === "string" ? turn.content : JSON.stringify(turn, null, 1)))));
   }
+  if (sample.tokens && view.samples.tint !== "none") return tinted(sample.tokens, view.samples.tint);
   return labelled("response", sample.completion || "(empty)");
+}
+
+const TINTS = {
+  none: "nothing",
+  log_prob: "surprise (low log-prob)",
+  mask: "tokens not learned from",
+};
+
+/** Return the tokens of a response, each with a background; the value of a token is its title. */
+function tinted(tokens, tint) {
+  const strength = (i) => (tint === "mask" ? 1 - tokens.mask[i] : Math.min(1, -tokens.log_prob[i] / 5));
+  const parts = tokens.text.map((text, i) => {
+    const part = element("span", {title: `log-prob ${number(tokens.log_prob[i])}${tokens.mask[i] ? "" : ", not learned from"}`}, text);
+    part.style.backgroundColor = `color-mix(in srgb, var(--run1) ${Math.round(70 * strength(i))}%, transparent)`;
+    return part;
+  });
+  return element("div", {}, element("span", {class: "muted small"}, "response, token by token"),
+    element("pre", {class: "response", "aria-label": "response, token by token", tabindex: 0}, parts));
 }
 
 /** Return a text under its label; it can be scrolled with the keyboard. */
