@@ -56,7 +56,7 @@ def reference() -> str:
         f"`run` is a `rlcore.hooks.RunView`:\n\n```python\n{sources(specs.CountersView, specs.RunView)}\n```",
         "## Columns",
         "`token`: one value per token; `row`: one per sample; `object`: Python objects, one per sample.",
-        table(("column", "level", "type", "meaning", "written by"), map(dataclasses.astuple, STANDARD_COLUMNS)),
+        table(("column", "level", "type", "meaning", "written by"), columns()),
         "## Settings",
         "Set them with `rlcore train SETTING=VALUE`. `rlcore config` prints all settings with the origin of each value.",
         table(("setting", "default", "meaning"), settings()),
@@ -133,6 +133,11 @@ def surface_rows() -> Iterator[tuple[str, str, str]]:
     """Yield each module with its stable and provisional names."""
     for module in sorted({*surface.STABLE, *surface.PROVISIONAL}):
         yield module, surface.STABLE.get(module, ""), surface.PROVISIONAL.get(module, "")
+
+
+def columns() -> Iterator[tuple[str, ...]]:
+    for column in STANDARD_COLUMNS:
+        yield column.name, column.level, column.dtype, column.meaning, column.written_by
 
 
 def hooks() -> Iterator[tuple[str, str]]:

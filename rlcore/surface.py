@@ -55,6 +55,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.algorithms.losses": "clipped_policy_loss clipped_value_loss",
     "rlcore.algorithms.ppo": "PPO PPOConfig last_loss_tokens",
     "rlcore.config.schema": "Choice Config DataConfig",
+    "rlcore.data.columns": "INTERNAL_COLUMNS",
     "rlcore.data.limits": "limited",
     "rlcore.data.loader": "mix",
     "rlcore.data.units": "whole_units",

@@ -17,6 +17,8 @@ class Column:
     dtype: str
     meaning: str
     written_by: str
+    internal: bool = False
+    """True: bookkeeping that rewards, environments and logged samples do not get."""
 
 
 STANDARD_COLUMNS: tuple[Column, ...] = (
@@ -34,12 +36,12 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("returns", "token", "float32", "target of the critic", "algorithm"),
     Column("sample_id", "row", "int64", "unique in the run", "rollout"),
     Column("prompt_id", "row", "int64", "index of the prompt in its data set", "loader"),
-    Column("group_id", "row", "int64", "shared by the samples of one prompt in one step", "loader"),
-    Column("unit_id", "row", "int64", "shared by the adjacent rows of a unit, which are not separated", "core"),
-    Column("seed", "row", "int64", "seed of the request", "loader, rollout"),
-    Column("policy_version", "row", "int64", "version of the weights that sampled", "rollout"),
-    Column("num_loss_tokens", "row", "int64", "number of tokens in the loss", "rollout"),
-    Column("truncated", "row", "bool", "the response or the episode reached a limit", "rollout"),
+    Column("group_id", "row", "int64", "shared by the samples of one prompt in one step", "loader", internal=True),
+    Column("unit_id", "row", "int64", "shared by the adjacent rows of a unit, kept together", "core", internal=True),
+    Column("seed", "row", "int64", "seed of the request", "loader, rollout", internal=True),
+    Column("policy_version", "row", "int64", "version of the weights that sampled", "rollout", internal=True),
+    Column("num_loss_tokens", "row", "int64", "number of tokens in the loss", "rollout", internal=True),
+    Column("truncated", "row", "bool", "the response or the episode reached a limit", "rollout", internal=True),
     Column("finish_reason", "object", "str", "stop, length or abort", "rollout"),
     Column("num_turns", "row", "int64", "responses of the model in the episode", "environment"),
     Column("episode_reward", "row", "float32", "sum of the rewards of an episode; NaN: none", "environment"),
@@ -48,12 +50,14 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("episode_messages", "object", "list", "the whole conversation", "environment"),
     Column("model_score", "row", "float32", "score of the reward model", "reward_model"),
     Column("reward", "row", "float32", "score of the sample", "reward"),
-    Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward"),
-    Column("reward_has_note", "row", "bool", "reward_note is not None", "reward"),
+    Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward", internal=True),
+    Column("reward_has_note", "row", "bool", "reward_note is not None", "reward", internal=True),
     Column("reward_note", "object", "list", "[failed reward, message, further metrics], or None", "reward"),
     Column("completion", "object", "str", "the response as text", "reward"),
     Column("advantage", "row", "float32", "advantage of the whole response", "algorithm"),
 )
+
+INTERNAL_COLUMNS: frozenset[str] = frozenset(column.name for column in STANDARD_COLUMNS if column.internal)
 
 RESERVED_COLUMNS: frozenset[str] = frozenset(column.name for column in STANDARD_COLUMNS) | {"num_tokens"}
 

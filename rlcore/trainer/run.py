@@ -16,7 +16,7 @@ from rlcore.config.build import flatten, to_plain
 from rlcore.config.schema import Config
 from rlcore.controller.runtime import Runtime
 from rlcore.data.batch import Batch
-from rlcore.data.columns import REWARD_PREFIX
+from rlcore.data.columns import INTERNAL_COLUMNS, REWARD_PREFIX
 from rlcore.data.text import encodable
 from rlcore.errors import RlcoreError, TrackerError
 from rlcore.hooks.manager import Hooks
@@ -210,28 +210,19 @@ def spread(group_id: np.ndarray, count: int, step: int) -> list[int]:
     return sorted(rows[:count])
 
 
-_NOT_COLUMNS = frozenset({"prompt", "completion", "reward", "prompt_id", "sample_id", "finish_reason"})
-_HIDDEN = frozenset(
-    {"seed", "group_id", "policy_version", "truncated", "reward_status", "reward_has_note", "num_loss_tokens"}
-)
-
-
 def record(step: int, row: Mapping[str, Any]) -> SampleRecord:
     """Convert a row of `RewardWorker.examples` to a record with text that every tracker can encode."""
-    parts = {name.removeprefix(REWARD_PREFIX): value for name, value in row.items() if name.startswith(REWARD_PREFIX)}
-    columns = {
-        name: value
-        for name, value in row.items()
-        if name not in _NOT_COLUMNS | _HIDDEN and not name.startswith(REWARD_PREFIX) and value is not None
-    }
+    rest = {name: value for name, value in row.items() if name not in INTERNAL_COLUMNS}
+    parts = {name.removeprefix(REWARD_PREFIX): rest.pop(name) for name in row if name.startswith(REWARD_PREFIX)}
+    reward = rest.pop("reward")
     return SampleRecord(
         step=step,
-        prompt=encodable(str(row["prompt"])),
-        completion=encodable(row["completion"]),
-        reward=row["reward"] if row["reward_status"] == 0 else None,
+        prompt=encodable(str(rest.pop("prompt"))),
+        completion=encodable(rest.pop("completion")),
+        reward=reward if row["reward_status"] == 0 else None,
         parts=parts,
-        prompt_id=row["prompt_id"],
-        sample_id=row["sample_id"],
-        finish_reason=row["finish_reason"],
-        columns=encodable(columns),
+        prompt_id=rest.pop("prompt_id"),
+        sample_id=rest.pop("sample_id"),
+        finish_reason=rest.pop("finish_reason"),
+        columns=encodable({name: value for name, value in rest.items() if value is not None}),
     )

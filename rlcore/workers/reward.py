@@ -10,7 +10,7 @@ import torch
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch, object_array
-from rlcore.data.columns import REWARD_PREFIX
+from rlcore.data.columns import INTERNAL_COLUMNS, REWARD_PREFIX
 from rlcore.models.load import load_tokenizer
 from rlcore.protocols.environment import TIMEOUT
 from rlcore.protocols.reward import SAMPLE_FIELDS, RewardSpec
@@ -20,7 +20,6 @@ from rlcore.rewards.pipeline import Outcome, Status
 from rlcore.workers.base import Worker
 
 _STATUSES: tuple[Status, ...] = ("score", "skip", "timeout", "error")
-_INTERNAL = ("seed", "group_id", "policy_version", "truncated", "num_loss_tokens")
 _MAX_TEXT = 2000
 
 
@@ -86,7 +85,7 @@ class RewardWorker(Worker):
         return list(self._tokenizer.batch_decode(responses, skip_special_tokens=True)) if responses else []
 
     def _samples(self, batch: Batch, completions: Sequence[str]) -> list[dict[str, object]]:
-        names = [n for n in batch.columns if batch.level(n) != "token" and n not in _INTERNAL]
+        names = [n for n in batch.columns if batch.level(n) != "token" and n not in INTERNAL_COLUMNS]
         columns: dict[str, list[Any]] = {name: batch[name].tolist() for name in names}
         columns |= {"completion": list(completions), "num_tokens": batch["num_loss_tokens"].tolist()}
         missing = [name for name in SAMPLE_FIELDS if name not in columns]

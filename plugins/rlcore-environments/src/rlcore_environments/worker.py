@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcore import dispatch
 from rlcore.data.batch import Batch
+from rlcore.data.columns import INTERNAL_COLUMNS
 from rlcore.errors import ConfigError
 from rlcore.models.load import load_tokenizer
 from rlcore.protocols.worker import WorkerContext
@@ -54,6 +55,6 @@ class EpisodeWorker(RolloutWorker):
 
 def _rows(prompts: Batch) -> list[dict[str, Any]]:
     """Return the data columns of each row, for environments."""
-    names = [it for it in prompts.columns if prompts.level(it) != "token" and it not in ("seed", "group_id")]
+    names = [it for it in prompts.columns if prompts.level(it) != "token" and it not in INTERNAL_COLUMNS]
     columns = {name: prompts[name].tolist() for name in names}
     return [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
