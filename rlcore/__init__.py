@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rlcore.protocols.environment import Step as Step
     from rlcore.protocols.reward import RewardResult as RewardResult
     from rlcore.protocols.reward import batched as batched
-    from rlcore.registry import catalog as catalog
-    from rlcore.registry import resolve as resolve
+    from rlcore.registry.catalog import catalog as catalog
+    from rlcore.registry.resolve import resolve as resolve
     from rlcore.types import LossTerms as LossTerms
     from rlcore.types import Mesh as Mesh
     from rlcore.types import Request as Request

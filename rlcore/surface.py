@@ -30,7 +30,7 @@ STABLE: Mapping[str, str] = {
     "rlcore.protocols.dispatch": "Call Dispatch",
     "rlcore.protocols.environment": "Completion Environment Message Step",
     "rlcore.protocols.optional": "ChecksModel Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel"
-    " EstimatesStep Evaluates HasTools HasValueLoss LearnsFromTexts NamesRows Saving SavesInBackground ShowsMetrics"
+    " EstimatesStep Evaluates HasTools LearnsFromTexts NamesRows Saving SavesInBackground ShowsMetrics"
     " ShowsPhase SplitsRows FreesDevice TrainsUnits",
     "rlcore.protocols.reward": "Reward RewardResult batched",
     "rlcore.protocols.groups": "ActorGroup CriticGroup GroupMethod ModelGroup Pending ReferenceGroup RewardGroup"
@@ -64,6 +64,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.workers.averaging": "count reduce_terms",
     "rlcore.workers.critic": "CriticWorker with_score_token",
     "rlcore.workers.episodes": "EpisodeOptions",
+    "rlcore.workers.plan": "ChosenPlugin PoolFacts RoleMemory RunPlan",
     "rlcore.workers.model": "ModelWorker TrainedWorker",
     "rlcore.workers.policy": "PolicyWorker ReferenceWorker",
     "rlcore.workers.rollout": "RolloutWorker requests_of",
@@ -97,7 +98,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.kits.engine.ranks": "engine_mesh server_client server_url",
     "rlcore.kits.engine.serve": "ServerOptions flags serve",
     "rlcore.kits.http": "BadAnswer JsonClient bearer",
-    "rlcore.trainer.memory": "ModelSize human",
+    "rlcore.models.size": "ModelSize human",
     # environments and rewards
     "rlcore.errors": "LOST_PEER did_you_mean import_optional",
     "rlcore.protocols.environment": "DONE ERROR OUT_OF_TOKENS OUT_OF_TURNS TIMEOUT",

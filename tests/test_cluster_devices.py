@@ -16,6 +16,8 @@ from rlcore.controller.runtime import RuntimeConfig
 from rlcore.errors import CapacityError
 from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import start_roles
+from rlcore.workers.policy import PolicyWorker
+from rlcore.workers.rollout import RolloutWorker
 
 
 class Seen:
@@ -85,6 +87,10 @@ def test_auto_never_falls_back_to_cpus_where_gpus_do_not_suffice(monkeypatch):
 def test_sharing_planned_for_gpus_is_not_used_on_cpus(monkeypatch, setting, device, took):
     left = []
     group = SimpleNamespace(offload=lambda: left.append("actor"))
+    workers = {
+        "actor": SimpleNamespace(object=PolicyWorker),
+        "rollout": SimpleNamespace(object=RolloutWorker),
+    }
     monkeypatch.setattr("rlcore.trainer.launch._spawn", lambda plan, runtime, role: group)
     monkeypatch.setattr(
         "rlcore.trainer.launch.Roles", lambda *_, **__: SimpleNamespace(share_devices=lambda groups: None)
@@ -93,7 +99,14 @@ def test_sharing_planned_for_gpus_is_not_used_on_cpus(monkeypatch, setting, devi
     config = SimpleNamespace(
         device_sharing=setting, pools={}, sampling=SimpleNamespace(samples_per_prompt=1), reward=None
     )
-    plan = SimpleNamespace(config=config, placement={"actor": "m", "rollout": "m"}, sharing=("actor",), rewards=())
+    plan = SimpleNamespace(
+        config=config,
+        placement={"actor": "m", "rollout": "m"},
+        sharing=("actor",),
+        rewards=(),
+        workers=workers,
+        roles={},
+    )
     runtime = SimpleNamespace(start=lambda pools, env: None, device=lambda pool: device)
 
     start_roles(plan, runtime, None, ["actor", "rollout"])

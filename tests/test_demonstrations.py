@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,16 +25,22 @@ from rlcore.types import LossTerms
 from rlcore.workers.demonstrations import demonstrate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImitationConfig(EpochsConfig):
+    judge: str = ""
+    """Directory of the judge."""
+
+
 class Imitation(Epochs):
     """Learns from the column `answer`, with a judge of its own."""
 
-    Config = EpochsConfig
+    Config = ImitationConfig
     without = ("rollout", "reward")
     demonstrations = ("answer",)
-    judge = ""
 
     def roles(self):
-        return [RoleSpec(name="actor", worker="policy"), RoleSpec(name="judge", worker="reference", model=self.judge)]
+        judge = RoleSpec(name="judge", worker="reference", model="algorithm.judge")
+        return [RoleSpec(name="actor", worker="policy"), judge]
 
     def reads(self):
         return {"actor": ["answer"]}
@@ -68,7 +74,7 @@ def plan(assets, tmp_path):
     rows = [{"prompt": f"Count to {n}.", "answer": str(n), "number": n, "half": "\ud83d"} for n in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def make(algorithm, *, evaluated=False, rewards=(), **attributes):
+    def make(algorithm, *, evaluated=False, rewards=(), judge="", **attributes):
         chosen = type(algorithm.__name__, (algorithm,), attributes)
         globals()["Chosen"] = chosen
         plain = {
@@ -77,7 +83,7 @@ def plan(assets, tmp_path):
             "reward": {"items": list(rewards)},
             "runtime": {"name": "local"},
             "pools": {"main": {"device": "cpu"}},
-            "algorithm": {"name": f"{__name__}:Chosen"},
+            "algorithm": {"name": f"{__name__}:Chosen", "judge": judge},
         }
         return make_plan(build(Config, plain), tmp_path / "run")
 

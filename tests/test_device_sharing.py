@@ -67,7 +67,7 @@ def groups():
 
 def shared(groups, record):
     """Return the groups with calls that are noted in `record` and acquire the devices."""
-    sharing = DeviceSharing(groups[2], groups[:2])
+    sharing = DeviceSharing(groups[2:], groups[:2])
     return [group.recording(record, sharing.acquire) for group in groups]
 
 
@@ -95,7 +95,7 @@ def test_one_side_frees_the_devices_before_the_other_takes_them(groups):
 def test_memory_is_noted_with_the_call_that_needs_the_devices(groups):
     """What an evaluation notes is not part of the next step."""
     evaluation, step = Record(), Record()
-    sharing = DeviceSharing(groups[2], groups[:2])
+    sharing = DeviceSharing(groups[2:], groups[:2])
     actor = groups[0].recording(evaluation, sharing.acquire)
     rollout = groups[2].recording(step, sharing.acquire)
 

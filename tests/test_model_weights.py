@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ModelError
 from rlcore.models.load import load_model
+from rlcore.models.size import ModelSize
 from rlcore.models.weights import weight_files
 from rlcore.testing.families import make_family
-from rlcore.trainer.memory import ModelSize
 from tests.models import make_backend
 from tests.test_families import make_engine
 

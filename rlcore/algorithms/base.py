@@ -96,7 +96,7 @@ class Epochs:
         experience = self._in_units(roles, experience)
         metrics: list[Metrics] = []
         sample_id, tokens = experience.fetch("sample_id", "num_loss_tokens")
-        trained = [name for name in ("actor", "critic") if name in self.reads()]
+        trained = list(self.reads())
         pending = []
         for rows in self.minibatches(sample_id.numpy(), experience.unit_sizes()):
             mini = experience.take(rows)

@@ -56,7 +56,10 @@ class PPO(PolicyGradient):
     advantage_column = "advantages"
 
     def roles(self) -> Sequence[RoleSpec]:
-        return [*super().roles(), RoleSpec(name="critic", worker="critic")]
+        return [
+            *super().roles(),
+            RoleSpec(name="critic", worker="critic", model="critic.path", optimizer="critic.optimizer"),
+        ]
 
     def reads(self) -> Mapping[str, Sequence[str]]:
         actor = [*super().reads()["actor"], "advantage_mean", "advantage_std"]

@@ -21,14 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
-    """A role required by an algorithm. Example: RoleSpec(name="reference", worker="reference")"""
+    """A role required by an algorithm. Example: RoleSpec(name="reference", worker="reference")
+
+    `loss` and `weights_from` have defaults by kind of worker: a `policy` is trained with `loss`, a `critic` with
+    `value_loss`, and a `rollout` receives the weights of the actor.
+    """
 
     name: str
     """Name in `placement`, in metrics and on `roles`."""
     worker: str
     """A name of the registry kind `worker`."""
     model: str = ""
-    """Directory of a separate model, given as the setting `algorithm.<name>`; empty: the actor's model."""
+    """Setting with the directory of its model, such as "algorithm.teacher"; if that is empty: the actor's model."""
+    loss: str | None = None
+    """Method of the algorithm that computes its loss; "" for a role that is not trained."""
+    optimizer: str = "optimizer"
+    """Section of the config with the settings of its optimiser."""
+    weights_from: str | None = None
+    """Role whose weights it receives: a rollout after every step, a model when the algorithm calls `roles.send`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +83,8 @@ class Unit:
 class Algorithm(Protocol):
     """Turns samples into updates. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `TrainsUnits`, `Evaluates`, `HasValueLoss` and
-    `ShowsMetrics` of `rlcore.protocols.optional`.
+    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `TrainsUnits`, `Evaluates` and `ShowsMetrics`
+    of `rlcore.protocols.optional`.
     """
 
     Config: type
@@ -98,8 +108,8 @@ class Algorithm(Protocol):
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         """Return the actor's loss terms: a pure function of a micro-batch; the core averages them.
 
-        A micro-batch contains any rows, in any order, but whole units: compare rows only within a `unit`. The critic's
-        loss is `value_loss`."""
+        A micro-batch contains any rows, in any order, but whole units: compare rows only within a `unit`. A role with
+        another loss names the method in its `RoleSpec`; it has the same signature."""
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Train the roles in epochs and mini-batches; `rlcore.algorithms.base` has the default."""

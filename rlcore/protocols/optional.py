@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from rlcore.data.batch import Batch
+    from rlcore.models.size import ModelSize
     from rlcore.protocols.algorithm import EvalConfig, Unit
     from rlcore.protocols.backend import ModelConfig
     from rlcore.protocols.roles import Roles
-    from rlcore.trainer.memory import ModelSize
-    from rlcore.types import LossTerms, TokenOutputs
 
 
 @runtime_checkable
@@ -69,14 +68,6 @@ class ShowsMetrics(Protocol):
 
     shows: Mapping[str, str]
     """Metric -> label: {"actor/loss": "loss"}."""
-
-
-@runtime_checkable
-class HasValueLoss(Protocol):
-    """An algorithm that trains a critic."""
-
-    def value_loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """Return the critic's loss terms: a pure function of a micro-batch, like `loss`."""
 
 
 @runtime_checkable
@@ -197,15 +188,7 @@ class ShowsPhase(Protocol):
 
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = {
-    "algorithm": (
-        DoesWithout,
-        LearnsFromTexts,
-        ComparesSamples,
-        TrainsUnits,
-        Evaluates,
-        ShowsMetrics,
-        HasValueLoss,
-    ),
+    "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, TrainsUnits, Evaluates, ShowsMetrics),
     "backend": (FreesDevice, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
     "rollout": (FreesDevice, EstimatesEngine, ChecksModel),
     "environment": (HasTools, Closes),

@@ -83,3 +83,13 @@ class Roles(Protocol):
 
     def note(self, name: str, mean: Mean) -> None:
         """Add a metric of this step; means that are noted under one name are merged."""
+
+    def send(self, source: str, target: str, mix: float = 1.0) -> None:
+        """Set each parameter p of the model `target` to (1 - mix) · p + mix · the parameter of `source`.
+
+        `target` declares `weights_from` in its `RoleSpec`. mix=1 copies exactly.
+
+        Raises:
+            AttributeError: the run has no such role.
+            ConfigError: `target` does not receive the weights of `source`.
+        """

@@ -268,6 +268,8 @@ class FakeRoles:
         """Last result of `generate` or `demonstrations`."""
         self.metrics: Metrics = {}
         """What `note` recorded."""
+        self.sent: list[tuple[str, str, float]] = []
+        """(source, target, mix) of each `send`."""
         self._keep_scored = keep_scored
         self._num_more = 0
 
@@ -282,6 +284,10 @@ class FakeRoles:
     def group(self, name: str, worker: type) -> Any:
         """Return the fake of any role; `worker` is for type checkers."""
         return getattr(self, name)
+
+    def send(self, source: str, target: str, mix: float = 1.0) -> None:
+        """Record the transfer in `sent`."""
+        self.sent.append((self.groups[source]._name, self.groups[target]._name, mix))
 
     def note(self, name: str, mean: Mean) -> None:
         self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + mean

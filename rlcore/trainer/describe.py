@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -12,23 +11,11 @@ from rlcore.controller.runtime import cluster_decides, resolve_device
 from rlcore.data.shares import even_sizes
 from rlcore.errors import CapacityError
 from rlcore.models.load import check_directory
-from rlcore.protocols.optional import ChecksModel, EstimatesEngine, EstimatesModel, EstimatesStep, SplitsRows
+from rlcore.models.size import ModelSize, device_bytes, human, machine_bytes, update_bytes
 from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved
-from rlcore.trainer.memory import (
-    ModelSize,
-    activation_bytes,
-    device_bytes,
-    frozen_bytes,
-    human,
-    machine_bytes,
-    rollout_bytes,
-    trained_bytes,
-    update_bytes,
-)
-from rlcore.trainer.plan import TRAINED, Plan
-
-_WITHOUT_BACKEND = ("rollout", "reward", "reward_model")
+from rlcore.trainer.plan import Plan
+from rlcore.workers.plan import PoolFacts, RoleMemory
 
 
 def describe(plan: Plan) -> list[str]:
@@ -81,7 +68,7 @@ def _arithmetic(plan: Plan) -> list[str]:
     config = plan.config
     each = len(plan.demonstrations) or config.sampling.samples_per_prompt
     rows = config.trainer.prompts_per_step * each
-    dp_size = {role: _data_parallel(plan, role) for role in plan.placement if role not in _WITHOUT_BACKEND}["actor"]
+    dp_size = plan.workers["actor"].object.data_parallel(plan, "actor", _facts(plan, "actor"))
     shares = even_sizes(rows, dp_size)
     share = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
     devices_per_share = config.pools[plan.placement["actor"]].num_devices // dp_size
@@ -100,32 +87,34 @@ def _noun(plan: Plan) -> str:
     return f"responses ({', '.join(plan.demonstrations)})" if len(plan.demonstrations) > 1 else "response"
 
 
-def _data_parallel(plan: Plan, role: str) -> int:
-    """Return the data-parallel size of a role. A backend that runs in another Python counts every device."""
+def _facts(plan: Plan, role: str) -> PoolFacts:
+    """Return what is known of a role's pool before the start."""
     pool = plan.config.pools[plan.placement[role]]
-    backend = plan.backend.resolved.object
-    if pool.python or not isinstance(backend, SplitsRows):
-        return pool.num_devices
-    model = replace(plan.config.model, path=plan.models[role])
     device = "cuda" if cluster_decides(plan.config.runtime, pool) else resolve_device(pool.device)
-    return backend.data_parallel(plan.backend.config, model=model, world_size=pool.num_devices, device=device)
+    here = device == "cuda" and not plan.config.runtime.address
+    return PoolFacts(
+        num_devices=pool.num_devices,
+        device=device,
+        device_bytes=device_bytes() if here else 0,
+        own_python=bool(pool.python),
+    )
 
 
 def _memory(plan: Plan) -> list[str]:
     """Return one line per role with its pool and memory per device, and warnings about what does not fit."""
     config = plan.config
     lines = []
-    needs: dict[str, int] = {}
+    estimates = {role: worker.object.memory(plan, role, _facts(plan, role)) for role, worker in plan.workers.items()}
+    needs = {role: estimate.device for role, estimate in estimates.items()}
     for role, pool in plan.placement.items():
         place = config.pools[pool]
-        needs[role] = _estimate(plan, role)
         device = "auto" if cluster_decides(config.runtime, place) else resolve_device(place.device)
         where = f"{pool} ({place.nodes} × {place.devices_per_node} {device})"
         lines.append(
             f"role       {role:<10} pool {where:<22} {human(needs[role]) if needs[role] else '-':>9} per device"
         )
     lines += _devices(config, sorted(set(plan.placement.values())))
-    lines += [*_slow_pools(plan), *_sharing(plan, needs)]
+    lines += [*_slow_pools(plan, needs), *_sharing(plan, estimates)]
     sums = {pool: sum(needs[role] for role, its in plan.placement.items() if its == pool) for pool in config.pools}
     if plan.sharing:
         del sums[plan.placement["rollout"]]  # checked by `_sharing`
@@ -146,9 +135,9 @@ def _devices(config: Config, pools: Sequence[str]) -> list[str]:
     return [f"devices    {num_used} of {num_gpus} GPUs of this machine are used; to use all:  {more}"]
 
 
-def _slow_pools(plan: Plan) -> list[str]:
+def _slow_pools(plan: Plan, needs: Mapping[str, int]) -> list[str]:
     """Warn about GPUs that compute in float32, the default."""
-    used = {pool for role, pool in plan.placement.items() if role != "reward"}
+    used = {pool for role, pool in plan.placement.items() if needs[role]}
     gpus = sorted(pool for pool in used if resolve_device(plan.config.pools[pool].device) == "cuda")
     if not gpus or plan.config.model.precision == "bfloat16":
         return []
@@ -158,7 +147,7 @@ def _slow_pools(plan: Plan) -> list[str]:
     ]
 
 
-def _sharing(plan: Plan, needs: Mapping[str, int]) -> list[str]:
+def _sharing(plan: Plan, estimates: Mapping[str, RoleMemory]) -> list[str]:
     """Return the line on device sharing, if models and engine share devices.
 
     Raises:
@@ -168,7 +157,8 @@ def _sharing(plan: Plan, needs: Mapping[str, int]) -> list[str]:
         return []
     pool = plan.placement["rollout"]
     place = plan.config.pools[pool]
-    here = {role: need for role, need in needs.items() if plan.placement[role] == pool and need}
+    here = {role: it.device for role, it in estimates.items() if plan.placement[role] == pool and it.device}
+    engines = [role for role in here if plan.workers[role].object.updated_every_step]
     roles, one = " + ".join(plan.sharing), len(plan.sharing) == 1
     lines = [
         f"sharing    pool '{pool}': {roles} {'is' if one else 'are'} offloaded while rollout generates;"
@@ -181,21 +171,15 @@ def _sharing(plan: Plan, needs: Mapping[str, int]) -> list[str]:
         what = "offloading frees nothing on CPUs, and keeping all of them"
         _check_fits(pool, what, here, place.devices_per_node, machine_bytes())
         return lines
-    training = {role: need for role, need in here.items() if role != "rollout"}
+    training = {role: need for role, need in here.items() if role not in engines}
     generating = {role: need for role, need in here.items() if role not in plan.sharing}
     size, half = ModelSize.read(check_directory(plan.models["rollout"])), plan.config.model.precision == "bfloat16"
     generating["weight update"] = update_bytes(size, half=half)
     _check_fits(pool, "training", training, 1, device_bytes())
     _check_fits(pool, "generating", generating, 1, device_bytes())
-    parked = {role: _parked(plan, role) for role in plan.sharing}
-    parked["rollout"] = rollout_bytes(size, num_sequences=0, max_tokens=0, half=half) // _engine_ranks(plan)
-    _check_fits(pool, "offloading to host memory", parked, place.devices_per_node, machine_bytes())
+    offloaded = {role: estimates[role].offloaded for role in (*plan.sharing, *engines)}
+    _check_fits(pool, "offloading to host memory", offloaded, place.devices_per_node, machine_bytes())
     return lines
-
-
-def _engine_ranks(plan: Plan) -> int:
-    """Return the number of devices that one engine's weights are split over."""
-    return int(getattr(plan.rollout.config, "tensor_parallel", 1))
 
 
 def _check_fits(pool: str, what: str, needs: Mapping[str, int], times: int, has: int) -> None:
@@ -224,65 +208,3 @@ def _over_capacity(config: Config, sums: Mapping[str, int]) -> list[str]:
         for what, need, has in needs
         if need > has
     ]
-
-
-def _estimate(plan: Plan, role: str) -> int:
-    """Return the bytes that a role needs on one device."""
-    config, size = plan.config, ModelSize.read(check_directory(plan.models[role]))
-    half = config.model.precision == "bfloat16"
-    if role == "reward":
-        return 0
-    if role == "rollout":
-        pool = config.pools[plan.placement[role]]
-        prompts = even_sizes(config.trainer.prompts_per_step, pool.num_devices)[0]  # the largest share
-        sequences = prompts * config.sampling.samples_per_prompt
-        tokens = config.data.max_prompt_tokens + config.sampling.max_response_tokens
-        if plan.environment:
-            tokens = min(config.episode.max_tokens or size.context_length, size.context_length)
-        at_once = getattr(plan.rollout.config, "max_batch_size", sequences)
-        at_once = min(at_once, max(1, getattr(plan.rollout.config, "max_batch_tokens", sequences * tokens) // tokens))
-        sequences = min(sequences, at_once)
-        weights, whole = (
-            rollout_bytes(size, num_sequences=count, max_tokens=tokens, half=half) // _engine_ranks(plan)
-            for count in (0, sequences)
-        )
-        engine = plan.rollout.resolved.object
-        on = resolve_device(pool.device)
-        if not pool.python and isinstance(engine, ChecksModel):
-            engine.check_model(plan.rollout.config, model=config.model, device=on)
-        if pool.python or not isinstance(engine, EstimatesEngine):
-            return whole
-        known = on == "cuda" and not config.runtime.address
-        device = device_bytes() if known else 0
-        return engine.engine_bytes(plan.rollout.config, weights, whole - weights, device=device)
-    held = _model_bytes(plan, role) + _working_bytes(plan, role)
-    if role not in TRAINED:
-        return held
-    tokens, checkpointing = config.model.max_tokens_per_device, config.model.gradient_checkpointing
-    return held + activation_bytes(size, max_tokens=tokens, half=half, checkpointing=checkpointing)
-
-
-def _model_bytes(plan: Plan, role: str) -> int:
-    """Return the bytes of a role's parameters, gradients and optimizer state on one device."""
-    size, trained = ModelSize.read(check_directory(plan.models[role])), role in TRAINED
-    backend = plan.backend.resolved.object
-    if role == "reward_model" or not isinstance(backend, EstimatesModel):
-        return trained_bytes(size) if trained else frozen_bytes(size)
-    world_size = plan.config.pools[plan.placement[role]].num_devices
-    return backend.model_bytes(plan.backend.config, size.num_parameters, world_size=world_size, trained=trained)
-
-
-def _working_bytes(plan: Plan, role: str) -> int:
-    """Return the bytes that a step needs on one device in addition to the model and its activations."""
-    backend = plan.backend.resolved.object
-    if role == "reward_model" or not isinstance(backend, EstimatesStep):
-        return 0
-    size = ModelSize.read(check_directory(plan.models[role]))
-    world_size = plan.config.pools[plan.placement[role]].num_devices
-    precision, trained = plan.config.model.precision, role in TRAINED
-    return backend.working_bytes(plan.backend.config, size, precision=precision, world_size=world_size, trained=trained)
-
-
-def _parked(plan: Plan, role: str) -> int:
-    """Return the bytes of an offloaded role in host memory, which no longer include its gradients."""
-    return _model_bytes(plan, role) * 3 // 4 if role in TRAINED else _model_bytes(plan, role)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, TextIO
 
-from rlcore.config.schema import Choice, Config
+from rlcore.config.schema import Config
 from rlcore.controller.group import Group, spawn
 from rlcore.controller.make import make_runtime
 from rlcore.controller.runtime import Runtime
@@ -14,21 +14,18 @@ from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
 from rlcore.errors import ConfigError
 from rlcore.hooks.manager import Hooks
-from rlcore.models.load import check_directory
 from rlcore.protocols.optional import ShowsMetrics
 from rlcore.protocols.tracker import RunInfo
+from rlcore.protocols.transfer import Transfer
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints, hold, newest
-from rlcore.trainer.memory import ModelSize
-from rlcore.trainer.plan import Chosen, Plan, choose, make_loader
+from rlcore.trainer.plan import Plan, make_loader
 from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
 from rlcore.trainer.sharing import DeviceSharing
 from rlcore.trainer.step import PromptSource, Step
 from rlcore.types import Sampling
-from rlcore.workers.episodes import EpisodeOptions
-from rlcore.workers.model import ModelOptions
 
 
 def launch(plan: Plan, hooks: Hooks) -> Run:
@@ -87,7 +84,7 @@ def _start(plan: Plan, run: Run) -> None:
         run.phase("restore")
         run.restore(plan.resume.state)
         roles = run.roles.during(Step(number=plan.resume.step, on_wait=run.phase))
-        for group in roles.trained():
+        for group in roles.with_state():
             group.load(str(plan.resume.path))
         roles.sync(version=plan.resume.step)
 
@@ -105,20 +102,22 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
     sharing = [role for role in plan.sharing if role in names and "rollout" in names]
     if config.device_sharing == "auto" and sharing and runtime.device(placement["rollout"]) == "cpu":
         sharing = []  # planned for GPUs, which the cluster turned out not to have
+    engines = [role for role in placement if plan.workers[role].object.updated_every_step]
     groups: dict[str, Any] = {}
-    for role in sorted(placement, key=lambda role: bool(sharing) and role == "rollout"):
+    for role in sorted(placement, key=lambda role: bool(sharing) and role in engines):
         groups[role] = _spawn(plan, runtime, role)
         if role in sharing:
             groups[role].offload()  # an engine allocates the memory that is free when it is created
-
+    sleeping = [groups[role] for role in engines if placement[role] == placement["rollout"]] if sharing else []
     return Roles(
         groups,
         sampling=sampling(config),
         samples_per_prompt=config.sampling.samples_per_prompt,
         reward=config.reward,
         rewards=plan.rewards,
-        transfer=_transfer(config, groups) if run and "rollout" in groups else None,
-        sharing=DeviceSharing(groups["rollout"], [groups[role] for role in sharing]) if sharing else None,
+        specs=plan.roles,
+        transfers=_transfers(plan, groups) if run else {},
+        sharing=DeviceSharing(sleeping, [groups[role] for role in sharing]) if sharing else None,
         source=run.source if run else None,
         on_scored=run.note_scored if run else None,
     )
@@ -129,75 +128,31 @@ def sampling(config: Config) -> Sampling:
     return Sampling(**{field.name: getattr(config.sampling, field.name) for field in fields(Sampling)})
 
 
-def optimizer_steps(plan: Plan) -> int:
-    """Return the number of optimizer steps of the whole run, for the learning-rate schedule."""
-    config: Any = plan.algorithm.config
-    return plan.config.trainer.steps * int(getattr(config, "epochs", 1)) * int(getattr(config, "minibatches", 1))
-
-
 def _spawn(plan: Plan, runtime: Runtime, role: str) -> Any:
     resolved = plan.workers[role]
-    reads = {"update": plan.reads[role]} if role in plan.reads else {}
     return spawn(
         resolved.object,
         runtime,
         role=role,
         pool=plan.placement[role],
         spec=resolved.spec,
-        options=_options(plan, role),
-        reads=reads,
+        options=resolved.object.options_of(plan, role),
+        reads={"update": plan.reads[role]} if role in plan.reads else {},
     )
 
 
-def _options(plan: Plan, role: str) -> dict[str, Any]:
-    config = plan.config
-    if role == "rollout":
-        engine = {"rollout": plan.rollout.resolved.spec, "rollout_config": plan.rollout.config, "model": config.model}
-        return engine | ({"episodes": _episodes(plan, plan.environment)} if plan.environment else {})
-    if role == "reward":
-        return {
-            "rewards": plan.rewards,
-            "num_processes": config.reward.num_processes,
-            "timeout_s": config.reward.timeout_s,
-            "tokenizer_path": config.model.path,
-        }
-    return {"options": _model_options(plan, role)}
-
-
-def _episodes(plan: Plan, environment: Chosen) -> EpisodeOptions:
-    return EpisodeOptions(
-        environment=environment.resolved.spec,
-        settings=environment.config,
-        limits=plan.config.episode,
-        context_length=ModelSize.read(check_directory(plan.config.model.path)).context_length,
-    )
-
-
-def _model_options(plan: Plan, role: str) -> ModelOptions:
-    config = plan.config
-    backend = plan.backend
-    if role == "reward_model":  # fits one device; only `local` can load its value head
-        backend = choose("backend", Choice(name="local"))
-    return ModelOptions(
-        backend=backend.resolved.spec,
-        backend_config=backend.config,
-        model=replace(config.model, path=plan.models[role]),
-        optimizer=config.critic.optimizer if role == "critic" else config.optimizer,
-        algorithm=plan.algorithm.resolved.spec,
-        algorithm_config=plan.algorithm.config,
-        temperature=config.sampling.temperature or 1.0,
-        total_steps=optimizer_steps(plan),
-        seed=config.run.seed,
-    )
-
-
-def _transfer(config: Config, groups: Mapping[str, Any]) -> Any:
-    source: Group = groups["actor"]
-    target: Group = groups["rollout"]
-    name = config.transfer
-    if name == "auto":
-        name = "inprocess" if source.pool == target.pool else "object_store"
-    return resolve("transfer", name).object(source=source, target=target)
+def _transfers(plan: Plan, groups: Mapping[str, Group]) -> dict[tuple[str, str], Transfer]:
+    """Return (source, target) -> transfer for every role that receives weights; `transfer` applies to rollouts."""
+    transfers: dict[tuple[str, str], Transfer] = {}
+    for role, target in groups.items():
+        if not (name := plan.roles[role].weights_from):
+            continue
+        source = groups[name]
+        method = plan.config.transfer if plan.workers[role].object.updated_every_step else "auto"
+        if method == "auto":
+            method = "inprocess" if source.pool == target.pool else "object_store"
+        transfers[name, role] = resolve("transfer", method).object(source=source, target=target)
+    return transfers
 
 
 def _process_env(hooks: Hooks, config: Config, placement: Mapping[str, str], pool: str) -> list[dict[str, str]]:

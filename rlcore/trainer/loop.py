@@ -68,7 +68,7 @@ def step(run: Run, current: Step) -> dict[str, float]:
     metrics |= run.hooks.collect_metrics(run=run, step=number, core=metrics)
     run.log(number, metrics)
     run.hooks.step_end(run=run, step=number, metrics=metrics)
-    _compare_log_probs(run, metrics.get("actor/rollout_logprob_gap", 0.0))
+    _compare_log_probs(run, max(metrics.get(f"{name}/rollout_logprob_gap", 0.0) for name in roles.trained))
     _stop_when_nothing_is_learned(run, current, metrics)
     complete(run)
     if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
@@ -86,7 +86,7 @@ def save(run: Run) -> None:
     still_writing: list[bool] = []
 
     def save_roles(directory: Path) -> None:
-        for group in run.roles.trained():
+        for group in run.roles.with_state():
             still_writing.extend(group.save(str(directory), not run.config.checkpoint.background))
 
     run.checkpoints.begin(run.counters.step, run.state(), save_roles)
@@ -100,7 +100,7 @@ def complete(run: Run) -> None:
         return
 
     def finish_roles(directory: Path) -> None:
-        for group in run.roles.trained():
+        for group in run.roles.with_state():
             group.finish_save()
             for seen in group.saved(str(directory)):
                 _check_arrived(directory / group.role, seen)
@@ -196,14 +196,15 @@ def _compare_log_probs(run: Run, gap: float) -> None:
 
 def _stop_when_nothing_is_learned(run: Run, current: Step, metrics: dict[str, float]) -> None:
     """Count steps that were skipped or had no samples; too many in a row end the run and save the sample ids."""
-    names = [group.role for group in run.roles.trained()]
+    names = run.roles.trained
     for name in names:
         if times := metrics.get(f"{name}/skipped", 0.0):
             logger.warning(
                 "step %d: %g updates of %s skipped: a gradient was not finite", run.counters.step, times, name
             )
     skipped = any(metrics.get(f"{it}/skipped", 0.0) > 0 or math.isnan(metrics.get(f"{it}/loss", 0.0)) for it in names)
-    idle = metrics.get("actor/updates") == 0 and "reward/mean" not in metrics  # equal rewards alone are fine
+    updates = [metrics[f"{it}/updates"] for it in names if f"{it}/updates" in metrics]
+    idle = updates and not any(updates) and "reward/mean" not in metrics  # equal rewards alone are fine
     count = run.counters.skipped_in_a_row = run.counters.skipped_in_a_row + 1 if skipped or idle else 0
     if count < run.config.trainer.max_skipped_steps:
         return

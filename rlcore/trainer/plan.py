@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,22 @@ from rlcore.config.build import build, build_plugin
 from rlcore.config.schema import Choice, Config, RewardItem
 from rlcore.data.columns import STANDARD_COLUMNS
 from rlcore.data.loader import PromptLoader
-from rlcore.errors import ConfigError, ModelError, did_you_mean
-from rlcore.models.load import check_directory, load_tokenizer
+from rlcore.errors import ConfigError, did_you_mean
+from rlcore.models.load import check_directory
+from rlcore.models.size import ModelSize
 from rlcore.protocols.algorithm import RoleSpec
-from rlcore.protocols.optional import ComparesSamples, DoesWithout, Evaluates, LearnsFromTexts, TrainsUnits
+from rlcore.protocols.optional import ComparesSamples, Evaluates, LearnsFromTexts, TrainsUnits
 from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved, misspellings, resolve
 from rlcore.rewards.runner import build_reward
 from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
-from rlcore.trainer.memory import ModelSize
 from rlcore.trainer.prompts import Prompts, check_demonstrations, load_prompts
+from rlcore.trainer.role_plan import plan_models, plan_roles, without
 from rlcore.trainer.sharing import sharing_roles
 
 logger = logging.getLogger(__name__)
 DEFAULT_ROLE = "default"
-TRAINED = ("actor", "critic")
-_ALWAYS = (RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward"))
-"""Roles of every run, unless its algorithm declares that it does without them."""
-_REWARD_MODEL = RoleSpec(name="reward_model", worker="reward_model")
-_SETTINGS = {"critic": "critic.path", "reward_model": "reward.model"}
-"""Role -> setting of its model, if not algorithm.<role>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +55,10 @@ class Plan:
     environment: Chosen | None
     trackers: tuple[Chosen, ...]
     rewards: tuple[RewardSpec, ...]
+    roles: Mapping[str, RoleSpec]
+    """Role -> specification with its defaults, in the order of creation: trained roles first."""
     workers: Mapping[str, Resolved]
-    """Role -> worker class, in the order of creation."""
+    """Role -> worker class."""
     models: Mapping[str, str]
     """Role -> directory of its model."""
     placement: Mapping[str, str]
@@ -75,6 +72,11 @@ class Plan:
     """Columns that the algorithm reads as responses instead of sampling."""
     sharing: tuple[str, ...] = ()
     """Roles that share devices with the rollout and are offloaded while it generates."""
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the trained roles."""
+        return tuple(name for name, spec in self.roles.items() if spec.loss)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -93,13 +95,12 @@ def make_plan(config: Config, directory: Path) -> Plan:
     """
     algorithm = choose("algorithm", config.algorithm)
     instance = algorithm.resolved.object(algorithm.config)
-    roles = _roles(config, instance)
-    workers = {role.name: resolve("worker", role.worker) for role in roles}
-    placement = place(config, [role.name for role in roles])
+    roles, workers = plan_roles(config, instance)
+    placement = place(config, roles)
     environment = choose_environment(config, workers)
     rewards = reward_specs(config) if "reward" in workers else ()
     columns = tuple(instance.demonstrations) if isinstance(instance, LearnsFromTexts) else ()
-    demonstrations = columns if "rollout" in _without(instance) else ()
+    demonstrations = columns if "rollout" in without(instance) else ()
     writes = instance.writes()
     prompts = load_prompts(config, config.data.train, writes, columns)
     eval_prompts = load_prompts(config, config.data.eval, writes, columns) if config.data.eval else None
@@ -123,7 +124,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
         resolve("transfer", config.transfer)
     backend, rollout = choose("backend", config.backend), choose("rollout", config.rollout)
     engines = {kind: (it.resolved.object, it.config) for kind, it in {"backend": backend, "rollout": rollout}.items()}
-    return Plan(
+    plan = Plan(
         config=config,
         directory=directory,
         backend=backend,
@@ -132,16 +133,20 @@ def make_plan(config: Config, directory: Path) -> Plan:
         environment=environment,
         trackers=tuple(choose("tracker", choice, section="trackers") for choice in config.trackers),
         rewards=rewards,
+        roles=roles,
         workers=workers,
-        models=_models(config, roles),
+        models=plan_models(config, algorithm.config, roles),
         placement=placement,
         reads={role: _update_columns(columns, instance) for role, columns in instance.reads().items()},
         prompts=prompts,
         eval_prompts=eval_prompts,
-        resume=_find_checkpoint(config, directory, workers, make_loader(config, prompts, demonstrations)),
+        resume=_find_checkpoint(config, directory, roles, workers, make_loader(config, prompts, demonstrations)),
         demonstrations=demonstrations,
         sharing=sharing_roles(config, placement, workers, engines),
     )
+    for role, worker in workers.items():
+        worker.object.check(plan, role)
+    return plan
 
 
 def make_loader(config: Config, prompts: Prompts, demonstrations: Sequence[str] = ()) -> PromptLoader:
@@ -164,11 +169,11 @@ def choose(kind: str, choice: Choice, section: str = "") -> Chosen:
     return Chosen(resolved=resolved, config=build_plugin(section or kind, choice, resolved.object))
 
 
-def choose_environment(config: Config, roles: Mapping[str, Resolved]) -> Chosen | None:
-    """Return the environment with its settings, if any, after its worker checked its tools and the chat template.
+def choose_environment(config: Config, roles: Collection[str]) -> Chosen | None:
+    """Return the environment with its settings, if any; its worker checks it later.
 
     Raises:
-        UserError: this run generates nothing, or the tools or the template do not work.
+        UserError: this run generates nothing, or there is no such environment.
     """
     if not config.environment.name:
         return None
@@ -177,19 +182,10 @@ def choose_environment(config: Config, roles: Mapping[str, Resolved]) -> Chosen 
             f"environment={config.environment.name}: algorithm '{config.algorithm.name}' generates nothing\n"
             "Remove  environment   or choose another algorithm:  algorithm=grpo"
         )
-    chosen = choose("environment", config.environment)
-    try:
-        instance = chosen.resolved.object(chosen.config)
-    except Exception as error:
-        raise ConfigError(
-            f"environment '{config.environment.name}' cannot be created: {type(error).__name__}: {error}\n"
-            "It gets only its settings:  def __init__(self, config)"
-        ) from error
-    roles["rollout"].object.check_environment(instance, config.model.path)
-    return chosen
+    return choose("environment", config.environment)
 
 
-def place(config: Config, roles: Sequence[str]) -> dict[str, str]:
+def place(config: Config, roles: Mapping[str, RoleSpec]) -> dict[str, str]:
     """Return role -> pool for the roles of this run.
 
     Raises:
@@ -209,77 +205,13 @@ def place(config: Config, roles: Sequence[str]) -> dict[str, str]:
             )
     default = config.placement.get(DEFAULT_ROLE) or next(iter(config.pools))
     placement = {role: config.placement.get(role, default) for role in roles}
-    _check_local(config, placement)
-    return placement
-
-
-def _check_local(config: Config, placement: Mapping[str, str]) -> None:
-    """Check that runtime=local trains on one device: one process cannot hold two ranks of a process group."""
-    for role in TRAINED:
-        pool = placement.get(role)
-        if config.runtime.name == "local" and pool and config.pools[pool].num_devices > 1:
-            raise ConfigError(
+    for role, pool in placement.items():
+        if config.runtime.name == "local" and roles[role].loss and config.pools[pool].num_devices > 1:
+            raise ConfigError(  # one process cannot hold two ranks of a process group
                 f"runtime=local trains in one process, but pool '{pool}' of role '{role}' has"
                 f" {config.pools[pool].num_devices} devices\nType  runtime=ray  or  pools.{pool}.devices_per_node=1"
             )
-
-
-def _roles(config: Config, algorithm: Any) -> list[RoleSpec]:
-    """Return the roles of the algorithm and those of every run, trained roles first.
-
-    Roles that the algorithm does without are kept when evaluation or configured rewards need them.
-    """
-    without = set(_without(algorithm))
-    if config.data.eval and not isinstance(algorithm, Evaluates):
-        without = set()
-    elif config.reward.items and "rollout" not in without:
-        without -= {"reward"}
-    always = [*_ALWAYS, *([replace(_REWARD_MODEL, model=config.reward.model)] if config.reward.model else [])]
-    without |= {"reward_model"} if "reward" in without else set()
-    roles = {role.name: role for role in (*algorithm.roles(), *(r for r in always if r.name not in without))}
-    if config.environment.name and "rollout" in roles:
-        roles["rollout"] = replace(roles["rollout"], worker="episodes")
-    if "actor" not in roles:
-        raise ConfigError("the algorithm has no role 'actor'; its roles() must include one")
-    return sorted(roles.values(), key=lambda role: role.name not in TRAINED)
-
-
-def _without(algorithm: Any) -> Sequence[str]:
-    """Return the names of `_ALWAYS` that an algorithm does not need."""
-    return tuple(algorithm.without) if isinstance(algorithm, DoesWithout) else ()
-
-
-def _models(config: Config, roles: Sequence[RoleSpec]) -> dict[str, str]:
-    """Return role -> directory of its model, which must exist and use the same tokenizer as the actor's."""
-    models = {}
-    for role in roles:
-        own = config.critic.path if role.name == "critic" else role.model
-        setting = _SETTINGS.get(role.name, f"algorithm.{role.name}")
-        models[role.name] = own or config.model.path
-        if own and check_directory(own, setting) != check_directory(config.model.path):
-            vocabulary, wanted = (load_tokenizer(path).get_vocab() for path in (own, config.model.path))
-            if vocabulary != wanted:
-                raise ConfigError(
-                    f"{setting}={own} has a different tokenizer than model.path={config.model.path}\n"
-                    "Both read the same token ids: choose models of one family."
-                )
-        if role == replace(_REWARD_MODEL, model=own) and not (Path(own) / "value_head.safetensors").is_file():
-            raise ModelError(
-                f"reward.model={own} has no value_head.safetensors, so it is not a reward model\n"
-                "Train one:  rlcore train algorithm=reward_model …   then give the output of  rlcore export RUN DIR"
-            )
-        _check_vocabulary(setting if own else "model.path", models[role.name])
-    return models
-
-
-def _check_vocabulary(setting: str, path: str) -> None:
-    """Check that every token id of the tokenizer has a row in the embedding."""
-    highest, size = max(load_tokenizer(path).get_vocab().values()), ModelSize.read(check_directory(path)).vocab_size
-    if highest >= size:
-        raise ModelError(
-            f"{setting}={path}: its tokenizer has token ids up to {highest}, but the model has {size} tokens\n"
-            "Use the model's own tokenizer, or enlarge the model:  model.resize_token_embeddings(len(tokenizer))"
-        )
+    return placement
 
 
 def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
@@ -356,14 +288,18 @@ def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolve
 
 def _update_columns(columns: Sequence[str], algorithm: Any) -> tuple[str, ...]:
     """Return the columns of an update: those of the loss, of every model, and for the engine's log-prob gap."""
-    engine = [] if "rollout" in _without(algorithm) else ["rollout_log_probs"]
+    engine = [] if "rollout" in without(algorithm) else ["rollout_log_probs"]
     return tuple(dict.fromkeys(["input_ids", "loss_mask", *engine, *columns]))
 
 
 def _find_checkpoint(
-    config: Config, directory: Path, workers: Collection[str], loader: PromptLoader
+    config: Config,
+    directory: Path,
+    roles: Mapping[str, RoleSpec],
+    workers: Mapping[str, Resolved],
+    loader: PromptLoader,
 ) -> Checkpoint | None:
-    """Return the checkpoint to resume from; refused if prompts changed or the checkpoint lacks a trained role."""
+    """Return the checkpoint to resume from; refused if prompts changed or the checkpoint lacks the state of a role."""
     if config.run.resume == "never":
         return None
     latest = newest(directory / "checkpoints")
@@ -375,12 +311,11 @@ def _find_checkpoint(
             f"run.resume=must, but there is no complete checkpoint in {directory}/checkpoints.{hint}\n"
             "Type  run.resume=auto  to start from the beginning if there is none."
         )
-    if latest is not None and (
-        new := [role for role in TRAINED if role in workers and not (latest.path / role).is_dir()]
-    ):
+    stateful = [role for role, spec in roles.items() if workers[role].object.has_state(spec)]
+    if latest is not None and (new := [role for role in stateful if not (latest.path / role).is_dir()]):
         before = latest.state["config"]["algorithm"]["name"]
         raise ConfigError(
-            f"{latest.path} has no model of role '{new[0]}': it was trained with algorithm={before}\n"
+            f"{latest.path} has no state of role '{new[0]}': it was trained with algorithm={before}\n"
             f"Type  algorithm={before}   or start a new run:  run.name=NAME"
         )
     if latest is not None:

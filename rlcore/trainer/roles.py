@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,6 +18,8 @@ from rlcore.config.schema import RewardConfig
 from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
 from rlcore.data.columns import REWARD_PREFIX
+from rlcore.errors import ConfigError, require
+from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.environment import OUT_OF_TOKENS, OUT_OF_TURNS
 from rlcore.protocols.reward import RewardSpec
 from rlcore.protocols.roles import WorkerType
@@ -57,7 +60,8 @@ class Roles:
         samples_per_prompt: int,
         reward: RewardConfig,
         rewards: Sequence[RewardSpec] = (),
-        transfer: Transfer | None = None,
+        specs: Mapping[str, RoleSpec] = MappingProxyType({}),
+        transfers: Mapping[tuple[str, str], Transfer] = MappingProxyType({}),
         sharing: DeviceSharing | None = None,
         source: PromptSource | None = None,
         on_scored: Callable[[Step, Batch], None] | None = None,
@@ -66,6 +70,8 @@ class Roles:
         """Bundle groups with what they need to work together.
 
         Args:
+            specs: role -> specification with its defaults.
+            transfers: (source, target) -> how weights travel.
             source: prompts for `more_prompts`.
             on_scored: called with the samples of each `score`, before any is dropped.
             step: where metrics and costs are noted; `during` binds the roles to another one.
@@ -75,7 +81,8 @@ class Roles:
         self.samples_per_prompt = samples_per_prompt
         self.rewards = rewards
         self._reward_config = reward
-        self._transfer = transfer
+        self._specs = specs
+        self._transfers = transfers
         self._sharing = sharing
         self._source = source
         self._on_scored = on_scored
@@ -115,9 +122,14 @@ class Roles:
             raise TypeError(f"role '{name}' has workers of {group.worker_class.__name__}, not {worker.__name__}")
         return cast(WorkerType, group)
 
-    def trained(self) -> list[Group]:
-        """Return the groups whose models are updated."""
-        return [self.groups[name] for name in ("actor", "critic") if name in self.groups]
+    @property
+    def trained(self) -> list[str]:
+        """Names of the trained roles."""
+        return [name for name in self.groups if self._specs[name].loss]
+
+    def with_state(self) -> list[Group]:
+        """Return the groups whose state is part of checkpoints."""
+        return [group for name, group in self.groups.items() if group.worker_class.has_state(self._specs[name])]
 
     def generate(self, prompts: Batch) -> Batch:
         """Generate the configured number of samples for each prompt, adjacent and in prompt order."""
@@ -200,14 +212,34 @@ class Roles:
         return final
 
     def sync(self, version: int) -> None:
-        """Send the actor's weights to the rollout, if there is one, as `version`."""
-        if self._transfer is None:
-            return
+        """Send the weights of trained models to the rollouts that use them, as `version`."""
+        for source, target in self._transfers:
+            if self.groups[target].worker_class.updated_every_step:
+                self._send(source, target, version)
+
+    def send(self, source: str, target: str, mix: float = 1.0) -> None:
+        """Set each parameter p of the model `target` to (1 - mix) · p + mix · the parameter of `source`.
+
+        Raises:
+            AttributeError: the run has no such role.
+            ConfigError: `target` does not declare that it receives the weights of `source`.
+        """
+        for name in (source, target):
+            getattr(self, name)
+        require(0 < mix <= 1, "mix", "more than 0, at most 1", mix, 1.0)
+        if (source, target) not in self._transfers:
+            raise ConfigError(
+                f"roles.send('{source}', '{target}'): '{target}' does not receive the weights of '{source}'\n"
+                f'Declare it in roles():  RoleSpec(name="{target}", …, weights_from="{source}")'
+            )
+        self._send(source, target, self.step.number, mix)
+
+    def _send(self, source: str, target: str, version: int, mix: float = 1.0) -> None:
         if self._sharing is not None:
-            self._sharing.acquire(self.groups["rollout"])
+            self._sharing.acquire(self.groups[target])
         start = time.perf_counter()
         with self.step.blocked():
-            self._transfer.send(version)
+            self._transfers[source, target].send(version, mix)
         self.step.spent("weight sync", time.perf_counter() - start)
 
     def note(self, name: str, mean: Mean) -> None:

@@ -22,10 +22,10 @@ _GIB = 2**30
 
 
 class DeviceSharing:
-    """Decides whether the engine or the models occupy a pool's devices. At first the engine does."""
+    """Decides whether the engines or the models occupy a pool's devices. At first the engines do."""
 
-    def __init__(self, rollout: Group, others: Sequence[Group]) -> None:
-        self._rollout, self._others = rollout, others
+    def __init__(self, engines: Sequence[Group], models: Sequence[Group]) -> None:
+        self._engines, self._models = engines, models
         self._generating = True
 
     def acquire(self, group: Group) -> None:
@@ -33,26 +33,28 @@ class DeviceSharing:
 
         Notes `memory_gb/…`, the memory in use on the fullest device, before and after.
         """
-        generates = group.role == self._rollout.role
-        if generates == self._generating or not (generates or group.role in {it.role for it in self._others}):
+        generates = group.role in {it.role for it in self._engines}
+        if generates == self._generating or not (generates or group.role in {it.role for it in self._models}):
             return
         record = group.record
-        rollout, others = self._rollout.recording(record), [other.recording(record) for other in self._others]
+        engines, models = ([it.recording(record) for it in side] for side in (self._engines, self._models))
         name = "to_rollout" if generates else "to_training"
         record.note(f"memory_gb/before_{name}", self._used_gib(record))
         if generates:
-            for other in others:
-                other.offload()
-            rollout.wake()
+            for model in models:
+                model.offload()
+            for engine in engines:
+                engine.wake()
         else:
-            rollout.sleep()
-            for other in others:
-                other.reload()
+            for engine in engines:
+                engine.sleep()
+            for model in models:
+                model.reload()
         self._generating = generates
         record.note(f"memory_gb/after_{name}", self._used_gib(record))
 
     def _used_gib(self, record: Record) -> float:
-        runtime, pool = self._rollout.runtime, self._rollout.pool
+        runtime, pool = self._engines[0].runtime, self._engines[0].pool
         with record.blocked():
             handles = [runtime.submit(pool, rank, "memory") for rank in range(runtime.pool_size(pool))]
             replies = runtime.wait(handles, f"memory of pool '{pool}'", runtime.config.call_timeout_s)
@@ -75,9 +77,7 @@ def sharing_roles(
     """
     pool = placement.get("rollout")
     roles = tuple(
-        role
-        for role, worker in workers.items()
-        if role != "rollout" and placement[role] == pool and hasattr(worker.object, "offload")
+        role for role, worker in workers.items() if placement[role] == pool and hasattr(worker.object, "offload")
     )
     unable = [kind for kind, (plugin, own) in plugins.items() if not _able(plugin, own)]
     if config.device_sharing == "always":

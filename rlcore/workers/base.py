@@ -4,20 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
+from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.worker import WorkerContext
 from rlcore.types import Mesh
+from rlcore.workers.plan import PoolFacts, RoleMemory, RunPlan
 
 
 class Worker:
     """One rank of one role.
 
-    To write a worker, subclass this, take options as keyword arguments after the context, and decorate methods that a
-    group may call with `@dispatch`.
+    To write a worker, subclass this, return its options from `options_of` and take them as keyword arguments after the
+    context, and decorate methods that a group may call with `@dispatch`.
     """
+
+    default_loss: ClassVar[str] = ""
+    """`RoleSpec.loss` of roles that do not set it."""
+    default_weights_from: ClassVar[str] = ""
+    """`RoleSpec.weights_from` of roles that do not set it."""
+    updated_every_step: ClassVar[bool] = False
+    """True if the role receives new weights after every step, like a rollout."""
+
+    @classmethod
+    def options_of(cls, plan: RunPlan, role: str) -> dict[str, Any]:
+        """Return the keyword arguments of a worker of this role; plain data, because they travel to the hosts."""
+        return {}
+
+    @classmethod
+    def check(cls, plan: RunPlan, role: str) -> None:
+        """Refuse a plan that workers of this role cannot run.
+
+        Raises:
+            UserError: with what to type.
+        """
+
+    @classmethod
+    def memory(cls, plan: RunPlan, role: str, pool: PoolFacts) -> RoleMemory:
+        """Estimate the memory of one worker.
+
+        Raises:
+            UserError: the model cannot run on this pool.
+        """
+        return RoleMemory()
+
+    @classmethod
+    def has_state(cls, spec: RoleSpec) -> bool:
+        """Return whether checkpoints contain this role."""
+        return cls.save_to is not Worker.save_to
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
-from rlcore.types import LossTerms, TokenOutputs
+from rlcore.errors import ModelError
+from rlcore.registry import Resolved, resolve
 from rlcore.workers.model import ModelWorker, TrainedWorker
+from rlcore.workers.plan import RunPlan
 
 
 class CriticWorker(TrainedWorker):
     """A model with a value head."""
 
     head = "value"
+    default_loss = "value_loss"
 
     @dispatch("dp", reads=("input_ids", "loss_mask"))
     def values(self, batch: Batch) -> Batch:
         """Compute the column `values`, zero outside `loss_mask`."""
         return Batch.of(lengths=batch.lengths, tokens={"values": self.forward(batch).values})
 
-    def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        return self.algorithm.value_loss(out, batch)  # type: ignore[no-any-return]
-
 
 class RewardModelWorker(ModelWorker):
     """A frozen reward model, as trained by algorithm=reward_model of rlcore-algorithms."""
 
     head = "value"
-    trained = False
+
+    @classmethod
+    def backend_of(cls, plan: RunPlan) -> tuple[Resolved, Any]:
+        local = resolve("backend", "local")  # a reward model fits one device; only `local` can load its value head
+        return local, local.object.Config()
+
+    @classmethod
+    def check(cls, plan: RunPlan, role: str) -> None:
+        path = plan.models[role]
+        if not (Path(path) / "value_head.safetensors").is_file():
+            raise ModelError(
+                f"{plan.roles[role].model}={path} has no value_head.safetensors, so it is not a reward model\n"
+                "Train one:  rlcore train algorithm=reward_model …   then give the output of  rlcore export RUN DIR"
+            )
 
     @dispatch("dp", reads=("input_ids", "loss_mask"))
     def scores(self, batch: Batch) -> Batch:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,15 +14,25 @@ from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.data.shares import UNIT
 from rlcore.errors import ColumnError
-from rlcore.models.load import copy_tokenizer, load_tokenizer
+from rlcore.models.load import check_directory, copy_tokenizer, load_tokenizer
+from rlcore.models.size import ModelSize, activation_bytes, frozen_bytes, trained_bytes
+from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
-from rlcore.protocols.optional import SavesInBackground, Saving, TrainsUnits
+from rlcore.protocols.optional import (
+    EstimatesModel,
+    EstimatesStep,
+    SavesInBackground,
+    Saving,
+    SplitsRows,
+    TrainsUnits,
+)
 from rlcore.protocols.worker import WorkerContext
-from rlcore.registry import PluginSpec, load
+from rlcore.registry import PluginSpec, Resolved, load
 from rlcore.types import Counts, LossTerms, Mean, Metrics, TokenOutputs, merge_metrics
 from rlcore.workers.averaging import reduce_metrics, reduce_terms
 from rlcore.workers.base import Worker
 from rlcore.workers.demonstrations import demonstrate
+from rlcore.workers.plan import PoolFacts, RoleMemory, RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +45,8 @@ class ModelOptions:
     optimizer: OptimizerConfig
     algorithm: PluginSpec
     algorithm_config: Any
+    loss: str
+    """Method of the algorithm that computes the loss; empty: the model is not trained."""
     temperature: float
     """Sampling temperature, also used for log-probs."""
     total_steps: int
@@ -41,11 +54,77 @@ class ModelOptions:
     seed: int
 
 
+def updates_per_step(config: Any) -> int:
+    """Return the number of optimizer steps in a training step, from the settings of an algorithm."""
+    return int(getattr(config, "epochs", 1)) * int(getattr(config, "minibatches", 1))
+
+
 class ModelWorker(Worker):
-    """A worker with a backend. Subclasses define its head and whether it is trained."""
+    """A worker with a backend. Subclasses define its head."""
 
     head: Literal["token", "value"] = "token"
-    trained = True
+
+    @classmethod
+    def backend_of(cls, plan: RunPlan) -> tuple[Resolved, Any]:
+        """Return the backend and its settings."""
+        return plan.backend.resolved, plan.backend.config
+
+    @classmethod
+    def options_of(cls, plan: RunPlan, role: str) -> dict[str, Any]:
+        config, spec = plan.config, plan.roles[role]
+        (backend, backend_config), algorithm = cls.backend_of(plan), plan.algorithm
+        options = ModelOptions(
+            backend=backend.spec,
+            backend_config=backend_config,
+            model=replace(config.model, path=plan.models[role]),
+            optimizer=attrgetter(spec.optimizer)(config),
+            algorithm=algorithm.resolved.spec,
+            algorithm_config=algorithm.config,
+            loss=spec.loss or "",
+            temperature=config.sampling.temperature or 1.0,
+            total_steps=config.trainer.steps * updates_per_step(algorithm.config),
+            seed=config.run.seed,
+        )
+        return {"options": options}
+
+    @classmethod
+    def data_parallel(cls, plan: RunPlan, role: str, pool: PoolFacts) -> int:
+        """Return the data-parallel size. A backend that runs in another Python counts every device.
+
+        Raises:
+            UserError: the model cannot run on this pool.
+        """
+        backend, config = cls.backend_of(plan)
+        if pool.own_python or not isinstance(backend.object, SplitsRows):
+            return pool.num_devices
+        model = replace(plan.config.model, path=plan.models[role])
+        return backend.object.data_parallel(config, model=model, world_size=pool.num_devices, device=pool.device)
+
+    @classmethod
+    def memory(cls, plan: RunPlan, role: str, pool: PoolFacts) -> RoleMemory:
+        cls.data_parallel(plan, role, pool)  # raises if the model cannot run there
+        model, size = plan.config.model, ModelSize.read(check_directory(plan.models[role]))
+        (backend, config), trained = cls.backend_of(plan), bool(plan.roles[role].loss)
+        held = trained_bytes(size) if trained else frozen_bytes(size)
+        if isinstance(backend.object, EstimatesModel):
+            held = backend.object.model_bytes(config, size.num_parameters, world_size=pool.num_devices, trained=trained)
+        working = 0
+        if isinstance(backend.object, EstimatesStep):
+            working = backend.object.working_bytes(
+                config, size, precision=model.precision, world_size=pool.num_devices, trained=trained
+            )
+        if trained:
+            working += activation_bytes(
+                size,
+                max_tokens=model.max_tokens_per_device,
+                half=model.precision == "bfloat16",
+                checkpointing=model.gradient_checkpointing,
+            )
+        return RoleMemory(device=held + working, offloaded=held * 3 // 4 if trained else held)  # without gradients
+
+    @classmethod
+    def has_state(cls, spec: RoleSpec) -> bool:
+        return bool(spec.loss or spec.weights_from)
 
     def __init__(self, context: WorkerContext, *, options: ModelOptions) -> None:
         super().__init__(context)
@@ -60,7 +139,7 @@ class ModelWorker(Worker):
                 world_size=context.world_size,
                 device=context.device,
                 head=self.head,
-                trained=self.trained,
+                trained=bool(options.loss),
                 total_steps=options.total_steps,
                 seed=options.seed,
             ),
@@ -92,8 +171,6 @@ class ModelWorker(Worker):
         self.backend.reload()
 
     def save_to(self, directory: Path, wait: bool) -> bool:
-        if not self.trained:
-            return False
         if self.context.rank == 0:
             copy_tokenizer(Path(self.options.model.path), directory)
         if wait or not isinstance(self.backend, SavesInBackground):
@@ -110,8 +187,7 @@ class ModelWorker(Worker):
             saving.finish()
 
     def load_from(self, directory: Path) -> None:
-        if self.trained:
-            self.backend.load(directory)
+        self.backend.load(directory)
 
     def forward(self, batch: Batch) -> TokenOutputs:
         """Run one forward pass of this rank's share, without gradient."""
@@ -119,7 +195,9 @@ class ModelWorker(Worker):
 
 
 class TrainedWorker(ModelWorker):
-    """A worker whose model is trained with its algorithm's loss."""
+    """A worker whose model is trained with a loss of its algorithm."""
+
+    default_loss = "loss"
 
     def __init__(self, context: WorkerContext, *, options: ModelOptions) -> None:
         super().__init__(context, options=options)
@@ -161,7 +239,7 @@ class TrainedWorker(ModelWorker):
 
     def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         """Return the loss terms of this role."""
-        raise NotImplementedError
+        return getattr(self.algorithm, self.options.loss)(out, batch)  # type: ignore[no-any-return]
 
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
         """Return more metrics of a micro-batch."""

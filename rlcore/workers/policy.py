@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
-from rlcore.types import LossTerms, Mean, Metrics, TokenOutputs
+from rlcore.types import Mean, Metrics, TokenOutputs
 from rlcore.workers.model import ModelWorker, TrainedWorker
 
 _SEEN = ("input_ids", "loss_mask")
@@ -19,9 +19,6 @@ class PolicyWorker(TrainedWorker):
         out = self.forward(batch)
         return Batch.of(lengths=batch.lengths, tokens={"log_probs": out.log_probs, "entropy": out.entropy})
 
-    def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        return self.algorithm.loss(out, batch)  # type: ignore[no-any-return]
-
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
         """Return the gap between log-probs of engine and trainer, both with the weights that sampled."""
         known = "old_log_probs" in batch or not self.has_stepped
@@ -34,9 +31,7 @@ class PolicyWorker(TrainedWorker):
 
 
 class ReferenceWorker(ModelWorker):
-    """The policy before training."""
-
-    trained = False
+    """A frozen policy, such as the one before training, or one that receives the weights of another role."""
 
     @dispatch("dp", reads=_SEEN)
     def log_probs(self, batch: Batch) -> Batch:

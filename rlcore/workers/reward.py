@@ -18,6 +18,7 @@ from rlcore.protocols.worker import WorkerContext
 from rlcore.rewards.executor import RewardExecutor
 from rlcore.rewards.pipeline import Outcome, Status
 from rlcore.workers.base import Worker
+from rlcore.workers.plan import RunPlan
 
 _STATUSES: tuple[Status, ...] = ("score", "skip", "timeout", "error")
 _MAX_TEXT = 2000
@@ -25,6 +26,16 @@ _MAX_TEXT = 2000
 
 class RewardWorker(Worker):
     """Scores samples with the run's rewards."""
+
+    @classmethod
+    def options_of(cls, plan: RunPlan, role: str) -> dict[str, Any]:
+        config = plan.config
+        return {
+            "rewards": tuple(plan.rewards),
+            "num_processes": config.reward.num_processes,
+            "timeout_s": config.reward.timeout_s,
+            "tokenizer_path": config.model.path,
+        }
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,17 +13,57 @@ from torch import Tensor
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
+from rlcore.data.shares import even_sizes
 from rlcore.data.transcript import Transcript, transcripts_batch
+from rlcore.models.load import check_directory
+from rlcore.models.size import ModelSize, rollout_bytes
 from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.optional import ChecksModel, EstimatesEngine
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
 from rlcore.types import Request, Sample, Sampling
 from rlcore.workers.base import Worker
+from rlcore.workers.plan import PoolFacts, RoleMemory, RunPlan
 
 
 class RolloutWorker(Worker):
     """A worker with one rank of an inference engine."""
+
+    default_weights_from = "actor"
+    updated_every_step = True
+
+    @classmethod
+    def options_of(cls, plan: RunPlan, role: str) -> dict[str, Any]:
+        engine = plan.rollout
+        model = replace(plan.config.model, path=plan.models[role])
+        return {"rollout": engine.resolved.spec, "rollout_config": engine.config, "model": model}
+
+    @classmethod
+    def max_tokens(cls, plan: RunPlan, role: str) -> int:
+        """Return the most tokens of a sequence."""
+        return plan.config.data.max_prompt_tokens + plan.config.sampling.max_response_tokens
+
+    @classmethod
+    def memory(cls, plan: RunPlan, role: str, pool: PoolFacts) -> RoleMemory:
+        config, engine = plan.config, plan.rollout
+        model = replace(config.model, path=plan.models[role])
+        size, half = ModelSize.read(check_directory(model.path)), model.precision == "bfloat16"
+        tokens = cls.max_tokens(plan, role)
+        prompts = even_sizes(config.trainer.prompts_per_step, pool.num_devices)[0]  # the largest share
+        sequences = prompts * config.sampling.samples_per_prompt
+        limits = engine.config
+        at_once = getattr(limits, "max_batch_size", sequences)
+        at_once = min(at_once, max(1, getattr(limits, "max_batch_tokens", sequences * tokens) // tokens))
+        ranks = int(getattr(limits, "tensor_parallel", 1))
+        weights = rollout_bytes(size, num_sequences=0, max_tokens=tokens, half=half) // ranks
+        whole = rollout_bytes(size, num_sequences=min(sequences, at_once), max_tokens=tokens, half=half) // ranks
+        kind = engine.resolved.object
+        if not pool.own_python and isinstance(kind, ChecksModel):
+            kind.check_model(engine.config, model=model, device=pool.device)
+        if not pool.own_python and isinstance(kind, EstimatesEngine):
+            whole = kind.engine_bytes(engine.config, weights, whole - weights, device=pool.device_bytes)
+        return RoleMemory(device=whole, offloaded=weights)
 
     def __init__(self, context: WorkerContext, *, rollout: PluginSpec, rollout_config: Any, model: ModelConfig) -> None:
         super().__init__(context)

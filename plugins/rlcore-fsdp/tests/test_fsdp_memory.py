@@ -11,8 +11,8 @@ from fake_ranks import main
 from fsdp_cases import PRELOAD
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 
+from rlcore.models.size import ModelSize
 from rlcore.testing import run_ranks
-from rlcore.trainer.memory import ModelSize
 
 SHAPES = {
     "large-head": {"vocab_size": 32768, "hidden_size": 2048, "intermediate_size": 8192},

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rlcore.errors import ConfigError
 from rlcore.kits.engine.config import EngineConfig
+from rlcore.models.size import ModelSize, human
 from rlcore.protocols.backend import ModelConfig
-from rlcore.trainer.memory import ModelSize, human
 
 _FREE_SHARE = 0.25
 

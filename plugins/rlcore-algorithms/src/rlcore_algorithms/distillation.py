@@ -47,7 +47,7 @@ class Distillation(PolicyGradient):
     without = ("reward",)
 
     def roles(self) -> Sequence[RoleSpec]:
-        return [*super().roles(), RoleSpec(name="teacher", worker="reference", model=self.config.teacher)]
+        return [*super().roles(), RoleSpec(name="teacher", worker="reference", model="algorithm.teacher")]
 
     def writes(self) -> Sequence[str]:
         return ["old_log_probs", self.advantage_column]

@@ -52,9 +52,6 @@ class TrainedRewardModelWorker(TrainedWorker):
         assert values is not None, "a value head has values"
         return Batch.of(lengths=batch.lengths, rows={"score": batch.per_row(values.to(batch.device))})
 
-    def terms(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        return self.algorithm.loss(out, batch)  # type: ignore[no-any-return]
-
 
 class RewardModel(Pairwise):
     """Training of a model that scores chosen responses above rejected ones."""

@@ -10,11 +10,13 @@ from rlcore import dispatch
 from rlcore.data.batch import Batch
 from rlcore.data.columns import INTERNAL_COLUMNS
 from rlcore.errors import ConfigError
-from rlcore.models.load import load_tokenizer
+from rlcore.models.load import check_directory, load_tokenizer
+from rlcore.models.size import ModelSize
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import load
 from rlcore.types import Sampling
 from rlcore.workers.episodes import EpisodeOptions
+from rlcore.workers.plan import ChosenPlugin, RunPlan
 from rlcore.workers.rollout import RolloutWorker, requests_of
 from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.episodes import episodes_batch, run_episodes
@@ -35,14 +37,32 @@ class EpisodeWorker(RolloutWorker):
                 " lockstep\nGive each engine one device, or use an engine behind a server:  rollout.url=…"
             )
 
-    @staticmethod
-    def check_environment(environment: Any, model_path: str) -> None:
-        """Check tools and chat template; called by the planner before the start.
+    @classmethod
+    def options_of(cls, plan: RunPlan, role: str) -> dict[str, Any]:
+        return {**super().options_of(plan, role), "episodes": _episodes(plan, role)}
+
+    @classmethod
+    def max_tokens(cls, plan: RunPlan, role: str) -> int:
+        return _episodes(plan, role).max_tokens
+
+    @classmethod
+    def check(cls, plan: RunPlan, role: str) -> None:
+        """Check the environment, its tools and the chat template.
 
         Raises:
-            UserError: a tool has no schema, or the chat template is missing or ignores tools.
+            UserError: the environment cannot be created, a tool has no schema, or the chat template is missing or
+                ignores tools.
         """
-        Chat(load_tokenizer(model_path), tools_of(environment))
+        super().check(plan, role)
+        chosen = _environment_of(plan)
+        try:
+            environment = chosen.resolved.object(chosen.config)
+        except Exception as error:
+            raise ConfigError(
+                f"environment '{plan.config.environment.name}' cannot be created: {type(error).__name__}: {error}\n"
+                "It gets only its settings:  def __init__(self, config)"
+            ) from error
+        Chat(load_tokenizer(plan.models[role]), tools_of(environment))
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
@@ -51,6 +71,21 @@ class EpisodeWorker(RolloutWorker):
         prompts = prompts.repeat(samples_per_prompt)
         play = run_episodes(self.engine, self._make, self._episodes, self._tokenizer, _rows(prompts), requests)
         return episodes_batch(prompts, samples_per_prompt, asyncio.run(play))
+
+
+def _environment_of(plan: RunPlan) -> ChosenPlugin:
+    assert plan.environment is not None, "episodes without an environment"
+    return plan.environment
+
+
+def _episodes(plan: RunPlan, role: str) -> EpisodeOptions:
+    chosen = _environment_of(plan)
+    return EpisodeOptions(
+        environment=chosen.resolved.spec,
+        settings=chosen.config,
+        limits=plan.config.episode,
+        context_length=ModelSize.read(check_directory(plan.models[role])).context_length,
+    )
 
 
 def _rows(prompts: Batch) -> list[dict[str, Any]]:

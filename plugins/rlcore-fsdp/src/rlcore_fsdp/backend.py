@@ -26,9 +26,9 @@ from rlcore.kits.backend.update import WeightUpdate, blend
 from rlcore.kits.backend.value_head import VALUE_HEAD
 from rlcore.models.activations import checkpoint_activations
 from rlcore.models.load import check_directory, read_config
+from rlcore.models.size import ModelSize
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry.versions import check_versions
-from rlcore.trainer.memory import ModelSize
 from rlcore.types import TokenOutputs
 from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from rlcore.errors import InfrastructureError
-from rlcore.trainer.memory import ModelSize
+from rlcore.models.size import ModelSize
 from rlcore_fsdp.config import FSDPConfig
 
 _GIB = 2**30

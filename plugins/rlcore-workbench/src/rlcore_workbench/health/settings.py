@@ -47,7 +47,7 @@ def _given(value: str, setting: str) -> str:
 
 def _model(config: Config) -> str:
     from rlcore.models.load import check_directory
-    from rlcore.trainer.memory import ModelSize
+    from rlcore.models.size import ModelSize
 
     size = ModelSize.read(check_directory(_given(config.model.path, "model.path")))
     return f"{config.model.path}: {size.num_parameters / 1e6:,.2f} M parameters"

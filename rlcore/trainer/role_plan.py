@@ -1,0 +1,140 @@
+"""The roles of a run: those of its algorithm, those that the config asks for, and where their weights come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from rlcore.config.schema import Config
+from rlcore.errors import ConfigError, ModelError, did_you_mean
+from rlcore.models.load import check_directory, load_tokenizer
+from rlcore.models.size import ModelSize
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.protocols.optional import DoesWithout, Evaluates
+from rlcore.registry import Resolved, resolve
+
+
+def plan_roles(config: Config, algorithm: Any) -> tuple[dict[str, RoleSpec], dict[str, Resolved]]:
+    """Return role -> specification with its defaults, and role -> worker class; trained roles first.
+
+    Raises:
+        UserError: two roles have one name, the actor or a loss is missing, or weights come from the wrong role.
+    """
+    specs: dict[str, RoleSpec] = {}
+    for spec in algorithm.roles():
+        if spec.name in specs:
+            _refuse_duplicate(specs[spec.name], spec)
+        specs[spec.name] = spec
+    for spec in _standard_roles(config, algorithm):
+        specs.setdefault(spec.name, spec)
+    if config.environment.name and "rollout" in specs:
+        specs["rollout"] = replace(specs["rollout"], worker="episodes")
+    if "actor" not in specs:
+        raise ConfigError("the algorithm has no role 'actor'; its roles() must include one")
+    workers = {name: resolve("worker", spec.worker) for name, spec in specs.items()}
+    specs = {name: _with_defaults(spec, workers[name].object, algorithm) for name, spec in specs.items()}
+    _check_sources(specs, workers)
+    specs = dict(sorted(specs.items(), key=lambda item: not item[1].loss))
+    return specs, {name: workers[name] for name in specs}
+
+
+def without(algorithm: Any) -> Sequence[str]:
+    """Return the names of standard roles that an algorithm does not need."""
+    return tuple(algorithm.without) if isinstance(algorithm, DoesWithout) else ()
+
+
+def _standard_roles(config: Config, algorithm: Any) -> list[RoleSpec]:
+    """Return the roles of every run, except those that neither algorithm, evaluation nor configured rewards need."""
+    unneeded = set(without(algorithm))
+    if config.data.eval and not isinstance(algorithm, Evaluates):
+        unneeded = set()
+    elif config.reward.items and "rollout" not in unneeded:
+        unneeded -= {"reward"}
+    roles = [RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward")]
+    if config.reward.model and "reward" not in unneeded:
+        roles.append(RoleSpec(name="reward_model", worker="reward_model", model="reward.model"))
+    return [role for role in roles if role.name not in unneeded]
+
+
+def _refuse_duplicate(first: RoleSpec, second: RoleSpec) -> None:
+    sources = [spec.weights_from for spec in (first, second) if spec.weights_from]
+    if len(set(sources)) == 2:
+        raise ConfigError(
+            f"role '{first.name}' would receive the weights of both '{sources[0]}' and '{sources[1]}'\n"
+            f'Give each its own:  RoleSpec(name="{sources[1]}_{first.name}", worker="{second.worker}",'
+            f' weights_from="{sources[1]}")'
+        )
+    raise ConfigError(f"the algorithm has two roles named '{first.name}'\nGive each RoleSpec another name.")
+
+
+def _with_defaults(spec: RoleSpec, worker: Any, algorithm: Any) -> RoleSpec:
+    loss = worker.default_loss if spec.loss is None else spec.loss
+    source = worker.default_weights_from if spec.weights_from is None else spec.weights_from
+    if loss and not callable(getattr(algorithm, loss, None)):
+        methods = [name for name in dir(algorithm) if not name.startswith("_")]
+        raise ConfigError(
+            f"role '{spec.name}' is trained with '{loss}', but {type(algorithm).__name__} has no method of this name."
+            f"{did_you_mean(loss, methods)}\nWrite  def {loss}(self, out, batch)   or set RoleSpec.loss"
+        )
+    return replace(spec, loss=loss, weights_from=source)
+
+
+def _check_sources(specs: Mapping[str, RoleSpec], workers: Mapping[str, Resolved]) -> None:
+    for name, spec in specs.items():
+        source = spec.weights_from
+        if not source:
+            continue
+        having = [it for it in specs if hasattr(workers[it].object, "weights") and it != name]
+        if source not in having:
+            reason = f"has no role '{source}'" if source not in specs else f"gives '{source}' no weights"
+            raise ConfigError(
+                f"role '{name}' wants the weights of '{source}', but this run {reason}."
+                f"{did_you_mean(source, having)}\nRoles with weights: {', '.join(having)}"
+            )
+        if not hasattr(workers[name].object, "load_weights"):
+            raise ConfigError(
+                f"role '{name}' wants the weights of '{source}', but a worker of kind '{spec.worker}' cannot load any\n"
+                'Use a kind with a model, such as worker="reference"'
+            )
+
+
+def plan_models(config: Config, algorithm_config: Any, specs: Mapping[str, RoleSpec]) -> dict[str, str]:
+    """Return role -> directory of its model, which must exist and use the same tokenizer as the actor's."""
+    models = {}
+    for name, spec in specs.items():
+        own = _setting(config, algorithm_config, spec)
+        models[name] = own or config.model.path
+        if own and check_directory(own, spec.model) != check_directory(config.model.path):
+            vocabulary, wanted = (load_tokenizer(path).get_vocab() for path in (own, config.model.path))
+            if vocabulary != wanted:
+                raise ConfigError(
+                    f"{spec.model}={own} has a different tokenizer than model.path={config.model.path}\n"
+                    "Both read the same token ids: choose models of one family."
+                )
+        _check_vocabulary(spec.model if own else "model.path", models[name])
+    return models
+
+
+def _setting(config: Config, algorithm_config: Any, spec: RoleSpec) -> str:
+    if not spec.model:
+        return ""
+    section, _, rest = spec.model.partition(".")
+    try:
+        return str(attrgetter(rest)(algorithm_config) if section == "algorithm" else attrgetter(spec.model)(config))
+    except AttributeError as error:
+        raise ConfigError(
+            f"the model of role '{spec.name}' is in the setting '{spec.model}', which does not exist\n"
+            f'Add it to the Config of the algorithm, and name it as  model="algorithm.{spec.name}"'
+        ) from error
+
+
+def _check_vocabulary(setting: str, path: str) -> None:
+    """Check that every token id of the tokenizer has a row in the embedding."""
+    highest, size = max(load_tokenizer(path).get_vocab().values()), ModelSize.read(check_directory(path)).vocab_size
+    if highest >= size:
+        raise ModelError(
+            f"{setting}={path}: its tokenizer has token ids up to {highest}, but the model has {size} tokens\n"
+            "Use the model's own tokenizer, or enlarge the model:  model.resize_token_embeddings(len(tokenizer))"
+        )
