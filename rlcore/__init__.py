@@ -40,10 +40,10 @@ _HOMES = {
     "TokenOutputs": "rlcore.types",
     "Worker": "rlcore.workers.base",
     "batched": "rlcore.protocols.reward",
-    "catalog": "rlcore.registry",
+    "catalog": "rlcore.registry.catalog",
     "dispatch": "rlcore.controller.dispatch",
     "hookimpl": "rlcore.hooks",
-    "resolve": "rlcore.registry",
+    "resolve": "rlcore.registry.resolve",
 }
 
 __all__ = [*_HOMES, "__version__"]

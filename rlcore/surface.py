@@ -124,6 +124,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.registry.catalog": "normalise",
     "rlcore.registry.known": "known_names",
     "rlcore.testing": "run_ranks",
+    "rlcore.testing.algorithm": "Loss loss_of",
     "rlcore.testing.expect": "allowed equal",
     "rlcore.trainer.launch": "launch",
     "rlcore.trainer.loop": "train",

@@ -22,7 +22,7 @@ from rlcore.registry import resolve
 from rlcore.testing.runs import metrics, small_run
 from rlcore.testing.training import make_batch, save_model
 from rlcore.testing.waiting import HANG_S
-from rlcore.workers.model import ModelOptions
+from rlcore.workers.model import ModelOptions, TrainedWorker
 from rlcore.workers.policy import PolicyWorker, ReferenceWorker
 from tests.workers import Giver, Taker, some_weights
 
@@ -202,6 +202,7 @@ def model_group(worker, runtime, pool, path):
         optimizer=OptimizerConfig(),
         algorithm=resolve("algorithm", "grpo").spec,
         algorithm_config=GRPOConfig(),
+        loss="loss" if issubclass(worker, TrainedWorker) else "",
         temperature=1.0,
         total_steps=1,
         seed=0,

@@ -18,6 +18,7 @@ from rlcore.data.shares import UNIT, run_sizes
 from rlcore.data.units import whole_units
 from rlcore.protocols.algorithm import Algorithm
 from rlcore.protocols.optional import TrainsUnits
+from rlcore.registry import resolve
 from rlcore.testing.expect import allowed, equal, well_spelt
 from rlcore.testing.fakes import FakeRoles
 from rlcore.types import LossTerms, Mean, TokenOutputs
@@ -215,10 +216,17 @@ class AlgorithmContract:
             experience, _ = whole_units(experience, algorithm.unit)
         found = []
         for role, columns in sorted(algorithm.reads().items()):
-            loss: Loss = algorithm.loss if role == "actor" else getattr(algorithm, "value_loss")  # noqa: B009
+            loss = loss_of(algorithm, role)
             always = [name for name in _ALWAYS if name in experience]  # demonstrations have no rollout_log_probs
             found.append((role, experience.select(*{*always, *columns}).local(), loss))
         return found
+
+
+def loss_of(algorithm: Algorithm, role: str) -> Loss:
+    """Return the method that computes the loss of a trained role."""
+    spec = next(spec for spec in algorithm.roles() if spec.name == role)
+    loss: Loss = getattr(algorithm, spec.loss or resolve("worker", spec.worker).object.default_loss)
+    return loss
 
 
 def other(column: Tensor) -> Tensor:

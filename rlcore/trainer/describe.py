@@ -106,12 +106,13 @@ def _memory(plan: Plan) -> list[str]:
     lines = []
     estimates = {role: worker.object.memory(plan, role, _facts(plan, role)) for role, worker in plan.workers.items()}
     needs = {role: estimate.device for role, estimate in estimates.items()}
+    width = max(10, *map(len, plan.placement))
     for role, pool in plan.placement.items():
         place = config.pools[pool]
         device = "auto" if cluster_decides(config.runtime, place) else resolve_device(place.device)
         where = f"{pool} ({place.nodes} × {place.devices_per_node} {device})"
         lines.append(
-            f"role       {role:<10} pool {where:<22} {human(needs[role]) if needs[role] else '-':>9} per device"
+            f"role       {role:<{width}} pool {where:<22} {human(needs[role]) if needs[role] else '-':>9} per device"
         )
     lines += _devices(config, sorted(set(plan.placement.values())))
     lines += [*_slow_pools(plan, needs), *_sharing(plan, estimates)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from rlcore.errors import ColumnError, ConfigError, RlcoreError
 from rlcore.protocols.optional import TrainsUnits
 from rlcore.registry import resolve
 from rlcore.testing import AlgorithmContract
+from rlcore.testing.algorithm import Loss, loss_of
 from rlcore.workers.averaging import count, reduce_terms
 
-Loss = Callable[[TokenOutputs, Batch], LossTerms]
 _ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs", "unit_id")
 
 
@@ -58,9 +58,12 @@ def collect(algorithm: Any) -> Batch:
 
 def examine(algorithm: Any, role: str, experience: Batch) -> dict[str, Any]:
     """Compute the loss of a role on the batch; return its numbers and a list of faults."""
-    loss: Loss | None = algorithm.loss if role == "actor" else getattr(algorithm, "value_loss", None)
-    if loss is None:
-        return {"wrong": [f"reads() names the role {role}, but there is no value_loss"]}
+    if role not in {spec.name for spec in algorithm.roles()}:
+        return {"wrong": [f"reads() names the role {role}, which roles() does not return"]}
+    try:
+        loss: Loss = loss_of(algorithm, role)
+    except AttributeError as error:
+        return {"wrong": [f"the role {role} has no loss: {error}"]}
     wanted = [*(name for name in _ALWAYS if name in experience), *algorithm.reads()[role]]
     if missing := [name for name in wanted if name not in experience]:
         return {"wrong": [f"reads() names {', '.join(missing)}, but the batch has no such column"]}

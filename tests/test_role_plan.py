@@ -1,0 +1,170 @@
+"""Roles as data: what a RoleSpec says, which roles receive weights, and the examples that add roles."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlcore.algorithms.grpo import GRPO
+from rlcore.algorithms.ppo import PPO
+from rlcore.cli.train import run as train
+from rlcore.config.build import build
+from rlcore.config.schema import Config
+from rlcore.errors import ConfigError
+from rlcore.protocols.algorithm import RoleSpec
+from rlcore.testing.runs import metrics, small_run
+from rlcore.trainer.role_plan import plan_models, plan_roles
+from rlcore.trainer.roles import Roles
+from tests.test_examples import EXAMPLES
+
+ACTOR = RoleSpec(name="actor", worker="policy")
+
+
+def algorithm(*specs):
+    made = GRPO(GRPO.Config())
+    made.roles = lambda: list(specs)
+    return made
+
+
+def config(**settings):
+    return build(Config, {"model": {"path": "m"}, "data": {"train": "t"}, **settings})
+
+
+def test_the_kind_of_worker_decides_what_a_spec_leaves_open():
+    specs, workers = plan_roles(config(), PPO(PPO.Config()))
+
+    assert [(name, spec.loss, spec.weights_from, spec.optimizer) for name, spec in specs.items()] == [
+        ("actor", "loss", "", "optimizer"),
+        ("critic", "value_loss", "", "critic.optimizer"),
+        ("rollout", "", "actor", "optimizer"),
+        ("reward", "", "", "optimizer"),
+    ]
+    assert list(workers) == list(specs)
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        pytest.param(
+            [ACTOR, RoleSpec(name="rollout", worker="rollout", weights_from="acter")],
+            "role 'rollout' wants the weights of 'acter', but this run has no role 'acter'. Did you mean 'actor'?\n"
+            "Roles with weights: actor",
+            id="unknown-source",
+        ),
+        pytest.param(
+            [ACTOR, RoleSpec(name="teacher", worker="reference", weights_from="reward")],
+            "role 'teacher' wants the weights of 'reward', but this run gives 'reward' no weights.\n"
+            "Roles with weights: actor",
+            id="source-without-weights",
+        ),
+        pytest.param(
+            [ACTOR, RoleSpec(name="reward", worker="reward", weights_from="actor")],
+            "role 'reward' wants the weights of 'actor', but a worker of kind 'reward' cannot load any\n"
+            'Use a kind with a model, such as worker="reference"',
+            id="target-without-a-model",
+        ),
+        pytest.param(
+            [
+                ACTOR,
+                RoleSpec(name="opponent", worker="policy"),
+                RoleSpec(name="rollout", worker="rollout", weights_from="actor"),
+                RoleSpec(name="rollout", worker="rollout", weights_from="opponent"),
+            ],
+            "role 'rollout' would receive the weights of both 'actor' and 'opponent'\n"
+            'Give each its own:  RoleSpec(name="opponent_rollout", worker="rollout", weights_from="opponent")',
+            id="two-roles-for-one-rollout",
+        ),
+        pytest.param(
+            [ACTOR, ACTOR],
+            "the algorithm has two roles named 'actor'\nGive each RoleSpec another name.",
+            id="one-name-twice",
+        ),
+        pytest.param(
+            [RoleSpec(name="actor", worker="policy", loss="los")],
+            "role 'actor' is trained with 'los', but GRPO has no method of this name. Did you mean 'loss'?\n"
+            "Write  def los(self, out, batch)   or set RoleSpec.loss",
+            id="unknown-loss",
+        ),
+    ],
+)
+def test_a_spec_that_cannot_work_is_refused(specs, message):
+    with pytest.raises(ConfigError) as error:
+        plan_roles(config(), algorithm(*specs))
+
+    assert str(error.value) == message
+
+
+def test_a_model_in_a_setting_that_does_not_exist_is_refused(assets):
+    spec = RoleSpec(name="teacher", worker="reference", model="algorithm.teecher")
+
+    with pytest.raises(
+        ConfigError, match=r"role 'teacher' is in the setting 'algorithm\.teecher', which does not exist"
+    ):
+        plan_models(config(model={"path": str(assets / "models" / "stories260k")}), GRPO.Config(), {"teacher": spec})
+
+
+def test_weights_go_only_where_a_role_declares_it():
+    class Quiet:
+        def recording(self, *_):
+            return self
+
+    roles = Roles(
+        {"actor": Quiet(), "teacher": Quiet()}, sampling=None, samples_per_prompt=1, reward=None, transfers={}
+    )
+
+    with pytest.raises(ConfigError, match=r"'teacher' does not receive the weights of 'actor'\nDeclare it"):
+        roles.send("actor", "teacher")
+    with pytest.raises(AttributeError, match="no role 'techer'"):
+        roles.send("actor", "techer")
+    with pytest.raises(ValueError, match="mix: expected more than 0, at most 1"):
+        roles.send("actor", "teacher", mix=0.0)
+
+
+def small(directory, example, *more, steps):
+    return small_run(directory, f"algorithm={EXAMPLES / example}", *more, steps=steps)
+
+
+def weights(directory, step, role):
+    return load_file(directory / "r" / "checkpoints" / f"step_{step:06d}" / role / "model.safetensors")
+
+
+def assert_same_weights(directories, step, role):
+    one, two = (weights(directory, step, role) for directory in directories)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_teacher_is_the_moving_average_of_the_policy(tmp_path):
+    example = "ema_teacher.py:EMATeacher"
+    train(small(tmp_path, example, "algorithm.rate=0.25", "checkpoint.every_steps=1", steps=2), dry_run=False)
+
+    before, after = weights(tmp_path, 1, "reference"), weights(tmp_path, 2, "reference")
+    policy = weights(tmp_path, 2, "actor")
+    for name, parameter in after.items():
+        torch.testing.assert_close(parameter, 0.75 * before[name] + 0.25 * policy[name], rtol=1e-6, atol=1e-7)
+    assert any(not torch.equal(before[name], after[name]) for name in after)
+
+
+@pytest.mark.parametrize(
+    ("example", "roles"),
+    [("ema_teacher.py:EMATeacher", ("actor", "reference")), ("self_play.py:SelfPlay", ("actor", "opponent"))],
+)
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_a_resumed_run_of_an_example_equals_an_uninterrupted_one(tmp_path, example, roles, runtime):
+    more = (f"runtime={runtime}", "data.eval=", "checkpoint.every_steps=1")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+
+    train(small(whole, example, *more, steps=3), dry_run=False)
+    train(small(parts, example, *more, steps=1), dry_run=False)
+    train(small(parts, example, *more, steps=3), dry_run=False)
+
+    assert metrics(parts) == metrics(whole)
+    for role in roles:
+        assert_same_weights((whole, parts), 3, role)
+
+
+def test_both_players_are_trained_on_their_own_samples(tmp_path):
+    train(small(tmp_path, "self_play.py:SelfPlay", steps=2), dry_run=False)
+
+    actor, opponent = weights(tmp_path, 2, "actor"), weights(tmp_path, 2, "opponent")
+    assert any(not torch.equal(actor[name], opponent[name]) for name in actor)
+    assert all("opponent/rollout_logprob_gap" in step and "self_play/wins" in step for step in metrics(tmp_path)[1:])
