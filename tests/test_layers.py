@@ -67,7 +67,7 @@ BUDGETS = {
     "quickstart": 170,
     "surface": 130,
     "cli": 450,
-    "testing": 1_920,
+    "testing": 1_950,
 }
 """Package -> most lines of code, without blank lines, comments and docstrings."""
 
