@@ -385,6 +385,18 @@ def pickled(self, directory):
     torch.save(self.num_steps, directory / "steps.pt")
 
 
+def only_if_trained(self, directory):
+    if self.context.trained:
+        LocalBackend.save(self, directory)
+
+
+def increased(self, directory):
+    own = dict(self._model.named_parameters())
+    LocalBackend.load_weights(self, ((name, parameter + 1.0) for name, parameter in own.items()))
+    LocalBackend.save(self, directory)
+    LocalBackend.load_weights(self, ((name, parameter - 1.0) for name, parameter in own.items()))
+
+
 def half_loaded(self, directory):
     for parameter in self._names:
         parameter.data.add_(1.0)
@@ -575,6 +587,10 @@ for test, suites in {
         "forgets the moments": backend(load=without_moments),
         "forgets the step": backend(load=without_steps),
         "pickles": backend(save=pickled),
+    },
+    "a_frozen_model_that_got_weights_is_saved": {
+        "saves only trained ones": backend(save=only_if_trained),
+        "saves other weights": backend(save=increased),
     },
     "a_broken_checkpoint_changes_nothing": {
         "changes first, checks later": backend(load=half_loaded),

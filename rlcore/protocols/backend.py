@@ -146,7 +146,9 @@ class Backend(Protocol):
         have been loaded with mix=1 or from a checkpoint, in every method that uses the parameters."""
 
     def save(self, directory: Path) -> None:
-        """Write model and optimiser into an existing empty directory, each rank its share; safetensors, no pickles."""
+        """Write model and optimiser into an existing empty directory, each rank its share; safetensors, no pickles.
+
+        Also called for a frozen model that got other weights."""
 
     def load(self, directory: Path) -> None:
         """Load what `save` wrote, possibly with another world size. If something is missing, change nothing."""

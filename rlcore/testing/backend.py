@@ -246,6 +246,16 @@ class BackendContract(UsesModel):
         same = torch.equal(flat(resumed), flat(backend))
         assert same, "a resume has the same bits: weights, moments and the number of steps belong to a checkpoint"
 
+    def test_a_frozen_model_that_got_weights_is_saved(self, model_path: str, tmp_path: Path) -> None:
+        source = self.new(model_path)
+        frozen, resumed = (self.new(model_path, trained=False) for _ in range(2))
+        self.train(source)
+        frozen.load_weights(source.weights(), 0.25)
+        with allowed("a frozen model that got other weights belongs to a checkpoint"):
+            frozen.save(tmp_path)
+            resumed.load(tmp_path)
+        assert torch.equal(flat(resumed), flat(frozen)), "a resume has the bits of the saved model"
+
     def test_a_broken_checkpoint_changes_nothing(self, model_path: str, tmp_path: Path) -> None:
         backend, other = self.new(model_path), self.new(model_path)
         self.train(backend)

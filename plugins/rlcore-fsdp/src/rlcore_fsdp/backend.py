@@ -276,16 +276,15 @@ class FSDPBackend(PackedBackend):
         return named | ({MODEL + VALUE_HEAD: head.weight.detach()} if head is not None else {})
 
     def _begin_save(self, directory: Path, *, wait: bool) -> ShardSaving:
-        assert self._optimizer is not None, "save of a frozen model"
         self.weight_update.check_complete()
-        tensors = self._kept() | self._optimizer.tensors()
+        tensors = self._kept() | (self._optimizer.tensors() if self._optimizer is not None else {})
         state = FSDPState(
             num_steps=self.num_steps,
             model_class=self._class_name(),
             model_path=str(Path(self.model_config.path).absolute()),
             adapter=self._adapter(),
             base=self._base,
-            counters=self._optimizer.counters(),
+            counters=self._optimizer.counters() if self._optimizer is not None else {},
             tensors={name: list(tensor.shape) for name, tensor in tensors.items()},
         )
         if self.context.rank == 0:

@@ -78,8 +78,8 @@ class MegatronBackend(PackedBackend):
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], mix: float = 1.0) -> None:
         """Load or mix in the weights of another backend; each rank takes its slices.
 
-        A frozen bfloat16 model that weights are mixed into has a float32 copy of its parameters in host memory, because
-        bfloat16 loses small changes.
+        A frozen bfloat16 model then has a float32 copy of its parameters in host memory, because bfloat16 loses small
+        changes.
         """
         self._engine.load_weights(self.weight_update.checked(weights, self._engine.shapes(), mix), mix)
 

@@ -71,7 +71,7 @@ class Engine:
         self._group = dist.new_group(backend="gloo")
         self._away: HostCopy | None = None
         self._exact: dict[nn.Parameter, Tensor] = {}
-        """Float32 parameters in host memory of a frozen bfloat16 model that other weights were mixed into."""
+        """Float32 parameters in host memory of a frozen bfloat16 model that got other weights."""
         self._has_gradients = False
         self._token_multiple = config.token_multiple
 
@@ -161,11 +161,15 @@ class Engine:
             if self._optimizer is not None:
                 self._optimizer.set_parameter(parameter, new)
                 continue
-            self._here(parameter).copy_(new)
-            if mix < 1 and parameter.dtype != torch.float32:
-                self._exact[parameter] = new.cpu()
-            else:
-                self._exact.pop(parameter, None)
+            self._set_frozen(parameter, new)
+
+    def _set_frozen(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Set a parameter of a frozen model, and keep the bits of `value` that the parameter cannot hold."""
+        self._here(parameter).data.copy_(value)
+        if torch.promote_types(value.dtype, parameter.dtype) == parameter.dtype:
+            self._exact.pop(parameter, None)
+        else:
+            self._exact[parameter] = value.to("cpu", torch.float32, copy=True)
 
     def _float32(self, parameter: nn.Parameter) -> Tensor:
         """Return a float32 copy of a parameter on the device. Collective."""
@@ -180,14 +184,16 @@ class Engine:
 
     def save(self, directory: Path, num_steps: int) -> ShardSaving:
         """Copy the tensors that no lower rank saves to host memory, and begin to write them."""
-        assert self._optimizer is not None, "save of a frozen model"
         self._check_here("save")
         tensors: dict[str, Tensor] = {}
         slices: dict[str, Slice] = {}
         for parameter, entry in self._model.entries.items():
             if entry.is_copy:
                 continue
-            state = self._optimizer.state(parameter, has_stepped=num_steps > 0)
+            if self._optimizer is not None:
+                state = self._optimizer.state(parameter, has_stepped=num_steps > 0)
+            else:
+                state = {"param": self._exact.get(parameter, parameter)}
             replicas = self.grid.expert_data if entry.is_expert else self.grid.data
             first = self.grid.tensor.rank() == 0 or entry.devices > 1 or entry.is_expert
             if replicas.rank() or not first:
@@ -220,8 +226,7 @@ class Engine:
                 if self._optimizer is not None:
                     self._optimizer.restore(parameter, found, state.num_steps)
                 else:
-                    parameter.data.copy_(found["param"])
-        self._exact.clear()
+                    self._set_frozen(parameter, found["param"])
         dist.barrier(group=self._group)
         return state.num_steps
 
