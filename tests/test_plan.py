@@ -915,7 +915,7 @@ HANDED_ON = {
     "reward": "trainer/roles.py",
     "eval": "trainer/evaluate.py",
     "episode": "rlcore_environments/",
-    "optimizer": "kits/backend/",
+    "optimizer": ("backends/", "kits/backend/"),
     "runtime": "controller/",
     "sampling": "rollouts/",
     "pools": "controller/",
