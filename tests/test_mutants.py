@@ -25,7 +25,6 @@ from rlcore.algorithms.ppo import PPO, PPOConfig
 from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.controller import dispatch
 from rlcore.data.batch import Batch
-from rlcore.data.packing import plan_micro_batches
 from rlcore.errors import ModelError
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.dispatch import Call
@@ -335,8 +334,7 @@ def of_rolled(loss, out, batch, num):
 
 
 def by_length(self, batch):
-    plain = batch.drop("unit_id") if "unit_id" in batch else batch
-    return plan_micro_batches(plain, self._model_config.max_tokens_per_device)
+    return LocalBackend._plan(self, batch.drop("unit_id") if "unit_id" in batch else batch)
 
 
 def without_clearing(self):
