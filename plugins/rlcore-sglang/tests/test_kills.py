@@ -113,6 +113,16 @@ def test_no_process_is_left_when_the_host_is_killed(host, when):
     wait_until(lambda: not of(engine))
 
 
+def test_a_process_of_an_engine_that_ended_uncollected_ends_as_well():
+    code = "from rlcore_sglang import engine; engine._end_with_engine(); print('still running')"
+    with subprocess.Popen([sys.executable, "-c", ""]) as engine:
+        wait_until(lambda: psutil.Process(engine.pid).status() == psutil.STATUS_ZOMBIE)
+        variables = os.environ | {"RLCORE_SGLANG_ENGINE": str(engine.pid)}
+        child = subprocess.run([sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, timeout=HANG_S)
+
+    assert (child.returncode, child.stdout) == (1, b"")
+
+
 _ENGINE = """#!{python}
 import os, struct, sys, time
 from multiprocessing.connection import Connection

@@ -14,7 +14,6 @@ together with all processes it started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import select
@@ -23,6 +22,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 _OPTIONS_TIMEOUT_S = 60.0
@@ -95,11 +95,17 @@ def _end_with_engine() -> None:
     Called in each of SGLang's processes before it imports SGLang, which does the same only after its imports. If host and
     engine are killed together before that, as Ray does, nothing else would end these processes."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(PermissionError):  # the pid now belongs to another user's process
-        try:
-            os.kill(int(os.environ.get(_PID, os.getpid())), 0)
-        except ProcessLookupError:
-            os._exit(1)
+    if not _is_running(os.environ.get(_PID, "self")):
+        os._exit(1)
+
+
+def _is_running(pid: str) -> bool:
+    """Return False for a process that has ended, even if nobody has collected it yet, as in a container without init."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
 
 
 class _Service:
