@@ -16,7 +16,6 @@ from rlcore.config.schema import DataConfig
 from rlcore.controller import dispatch
 from rlcore.data.files import FileDataset
 from rlcore.protocols.algorithm import Unit
-from rlcore.protocols.dispatch import Call
 from rlcore.rollouts.hf import HFConfig, HFRollout
 from rlcore.testing import (
     AlgorithmContract,
@@ -35,6 +34,7 @@ from rlcore.testing.assets import made_assets, real_assets
 from rlcore.trackers.console import ConsoleConfig, ConsoleTracker
 from rlcore.trackers.jsonl import JSONLConfig, JSONLTracker
 from rlcore.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
+from tests.workers import RankZero
 
 
 class TestHFRollout(ModelRolloutContract):
@@ -178,23 +178,7 @@ class TestAll(DispatchContract):
 
 class TestRankZero(DispatchContract):
     def make(self):
-        return dispatch.RankZero()
-
-
-class TestScatter(DispatchContract):
-    def make(self):
-        return dispatch.Scatter()
-
-    def call(self, meshes, num_rows=5):
-        return Call((list(range(len(meshes))),))
-
-
-class TestDirect(DispatchContract):
-    def make(self):
-        return dispatch.Direct()
-
-    def call(self, meshes, num_rows=5):
-        return Call((7,), {"rank": len(meshes) - 1})
+        return RankZero()
 
 
 class TestJSONL(TrackerContract):

@@ -85,19 +85,16 @@ def test_mode_all_calls_every_rank(echo):
     assert echo.who(greeting="no") == ["no 0 of 2", "no 1 of 2"]
 
 
-def test_modes_rank_zero_scatter_direct_and_metrics(echo):
-    assert echo.first() == 0
-    assert echo.one_each([10, 11]) == [(0, 10), (1, 11)]
-    assert echo.alone(7, rank=1) == (1, 7)
+def test_metrics_of_all_shares_are_merged(echo):
     assert echo.count(batch())["rows"].total == 5.0
 
 
-def test_lists_are_scattered_only_if_their_length_matches(echo):
+def test_a_list_goes_to_every_rank(echo):
     assert echo.who([1, 2]) == ["[1, 2] 0 of 2", "[1, 2] 1 of 2"]
-    with pytest.raises(ValueError, match="list of 2"):
-        echo.one_each([1, 2, 3])
-    with pytest.raises(ValueError, match="give a rank from rank=0"):
-        echo.alone(7)
+
+
+def test_a_custom_mode_may_call_some_ranks_only(echo):
+    assert echo.first() == 0
 
 
 def test_a_custom_mode_needs_only_split_and_collect(echo):

@@ -51,6 +51,7 @@ from rlcore.trackers.jsonl import JSONLConfig, JSONLTracker
 from rlcore.types import Counts, LossTerms, Mean, Mesh, Sample, TokenOutputs
 from tests.test_contracts import InGroups
 from tests.test_contracts import TestJSONL as JSONLSuite
+from tests.workers import RankZero
 
 SUITES = [
     RolloutContract,
@@ -862,7 +863,7 @@ for test, suites in {
     "the_callers_arguments_stay_as_they_are": {"sets an option": mode(split=sets_an_option)},
     "results_are_in_rank_order_without_ranks_that_were_not_called": {
         "is reversed": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: list(outputs)[::-1]),
-        "wants all": mode(dispatch.RankZero, DispatchContract, collect=lambda self, outputs, meshes: next(o.upper() for o in outputs[::-1])),
+        "wants all": mode(RankZero, DispatchContract, collect=lambda self, outputs, meshes: next(o.upper() for o in outputs[::-1])),
         "tells nothing": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: None),
     },
     "each_row_is_in_one_share_and_ranks_of_a_share_get_the_same": {

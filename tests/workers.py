@@ -40,17 +40,9 @@ class Echo(Worker):
     def pid(self) -> int:
         return os.getpid()
 
-    @dispatch("rank_zero")
+    @dispatch("tests.workers:RankZero")
     def first(self) -> int:
         return self.context.rank
-
-    @dispatch("scatter")
-    def one_each(self, value: int) -> tuple[int, int]:
-        return self.context.rank, value
-
-    @dispatch("direct")
-    def alone(self, value: int) -> tuple[int, int]:
-        return self.context.rank, value
 
     @dispatch("dp_metrics")
     def count(self, batch: Batch) -> dict[str, Mean]:
@@ -68,9 +60,10 @@ class Echo(Worker):
     def hang(self) -> None:
         time.sleep(60)
 
-    @dispatch("direct")
-    def die(self) -> None:
-        os._exit(3)
+    @dispatch("all")
+    def die(self, rank: int) -> None:
+        if self.context.rank == rank:
+            os._exit(3)
 
     def not_marked(self) -> None:
         """Not for groups."""
@@ -166,6 +159,16 @@ class Taker(Worker):
         if self.fails_at == "the end":
             raise ValueError("the target fails")
         self.held, self.version, self.is_whole = held, version, True
+
+
+class RankZero:
+    """A custom dispatch mode that calls only rank 0."""
+
+    def split(self, call, meshes):
+        return [call, *[None] * (len(meshes) - 1)]
+
+    def collect(self, outputs, meshes):
+        return outputs[0]
 
 
 class RoundRobin:

@@ -61,7 +61,7 @@ def dispatch(
     """Let groups call a worker method with this dispatch mode.
 
     Args:
-        mode: name of a `dispatch` plugin: all, rank_zero, scatter, dp, dp_metrics, direct, or one of your own.
+        mode: name of a `dispatch` plugin: all, dp, dp_metrics, or one of your own.
         reads: columns that are sent to the method; None sends all.
         on_device: whether the method needs the device; if False, it may be called while the worker is offloaded.
 
@@ -80,32 +80,6 @@ class All:
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
         return [call] * len(meshes)
-
-    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
-        return list(outputs)
-
-
-class RankZero:
-    """Calls only rank 0 and returns its result."""
-
-    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
-        return [call, *[None] * (len(meshes) - 1)]
-
-    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
-        return outputs[0]
-
-
-class Scatter:
-    """Splits every argument, a list with one element per rank; returns a list of results in rank order."""
-
-    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
-        for name, value in _named(call):
-            if not isinstance(value, (list, tuple)) or len(value) != len(meshes):
-                raise ValueError(f"scatter: argument {name} must be a list of {len(meshes)}, one element per rank")
-        return [
-            Call(tuple(value[rank] for value in call.args), {k: v[rank] for k, v in call.kwargs.items()})
-            for rank in range(len(meshes))
-        ]
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
         return list(outputs)
@@ -147,20 +121,6 @@ class DataParallelMetrics(DataParallel):
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Metrics:
         return merge_metrics([output for _, output in _returned(outputs, meshes)])
-
-
-class Direct:
-    """Calls one rank, given by its number: `group.method(…, rank=2)`."""
-
-    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
-        kwargs = dict(call.kwargs)
-        rank = kwargs.pop("rank", None)
-        if not isinstance(rank, int) or not 0 <= rank < len(meshes):
-            raise ValueError(f"direct: give a rank from rank=0 to rank={len(meshes) - 1}; got rank={rank!r}")
-        return [Call(call.args, kwargs) if mesh.rank == rank else None for mesh in meshes]
-
-    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
-        return next((output for output in outputs if output is not None), None)
 
 
 def _sizes(batches: Mapping[str, Any], dp_size: int) -> Sequence[int]:

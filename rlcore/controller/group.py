@@ -63,8 +63,7 @@ class GroupMethod:
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start the call on every rank that the dispatch mode selects, and return at once."""
-        if "rank" not in kwargs:
-            self._method.signature.bind(None, *args, **kwargs)
+        self._method.signature.bind(None, *args, **kwargs)
         group = self._group
         if self._method.on_device and group.before_call is not None:
             group.before_call(group)

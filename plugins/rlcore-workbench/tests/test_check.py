@@ -1,6 +1,7 @@
 """`rlcore check`: the choice of the suite, the report and the exit code."""
 
 import json
+from pathlib import Path
 
 import pytest
 from rlcore_workbench import suites
@@ -169,7 +170,6 @@ def spec(kind, name, **options):
         ("dispatch", "dp", RowDispatchContract),
         ("dispatch", "dp_metrics", RowDispatchContract),
         ("dispatch", "all", DispatchContract),
-        ("dispatch", "rank_zero", DispatchContract),
         ("rollout", "hf", ModelRolloutContract),
         ("tracker", "jsonl", TrackerContract),
     ],
@@ -187,7 +187,7 @@ def test_a_plugin_gets_the_suite_of_its_kind(kind, name, contract):
     [
         (spec("algorithm", "grpo", epoch=2), r"--option\.epoch: no such setting\. Did you mean 'epochs'\?"),
         (
-            spec("dispatch", "scatter"),
+            spec("dispatch", f"{Path(__file__).with_name('modes.py')}:Scatter"),
             "does not accept a batch .* are unknown\nWrite its test with a method `call`",
         ),
         (spec("hooks", "rlcore_workbench.testing:HooksContract", x=1), "hooks have no settings"),
