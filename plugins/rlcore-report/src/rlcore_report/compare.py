@@ -88,7 +88,7 @@ def _differences(one: Variant, other: Variant) -> Table:
     for name in _COMPARED:
         found = difference(one, other, name)
         if found is not None:
-            table.add_row(Text(name), f"{found.second - found.first:+.4g}", Text(found.verdict))
+            table.add_row(Text(name), f"{found.second - found.first:+.4g}", Text(found.finding))
     return table
 
 

@@ -41,7 +41,7 @@ class Difference:
     """Where the noise was measured."""
 
     @property
-    def verdict(self) -> str:
+    def finding(self) -> str:
         """Say in words what the difference means."""
         if self.noise is None:
             return f"noise unknown: {self.source}"
