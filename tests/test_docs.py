@@ -77,7 +77,7 @@ def test_every_command_exists():
 
 @pytest.mark.parametrize(("page", "words"), [one for one in commands() if one[1][1] == "train"])
 def test_the_settings_of_every_train_command_compose(page, words):
-    mine = ("my_reward", "my_algorithm", "my_engine", "my_environment")  # made by new-plugin
+    mine = ("my_reward", "my_algorithm", "my_engine", "my_backend", "my_environment")  # made by new-plugin
     settings = [word for word in words[2:] if not word.endswith(mine)]
 
     composed = compose(settings, complete=False)
