@@ -97,8 +97,8 @@ def test_one_seed_each_has_the_sampling_error_of_the_evaluation(variant):
     rate, reward = difference(*runs, "eval/pass_rate"), difference(*runs, "reward/mean")
 
     assert rate.noise == pytest.approx(2 * (0.5 * 0.5 / 100 + 0.7 * 0.3 / 100) ** 0.5)
-    assert "other seeds may differ more" in rate.verdict
-    assert reward.verdict == "noise unknown: give more seeds of each, such as  run.seed=1"
+    assert "other seeds may differ more" in rate.finding
+    assert reward.finding == "noise unknown: give more seeds of each, such as  run.seed=1"
 
 
 def test_a_metric_that_one_run_lacks_is_not_compared(variant):
