@@ -16,7 +16,7 @@ from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig
 from rlcore.controller.runtime import LocalStore, RuntimeConfig
 from rlcore.controller.transfer import Collective, InProcess, ObjectStore
-from rlcore.errors import ConfigError, HostDied
+from rlcore.errors import ConfigError, HostDied, ModelError
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 from rlcore.registry import resolve
 from rlcore.testing.runs import metrics, small_run
@@ -232,6 +232,28 @@ def test_a_model_copies_and_mixes_in_the_weights_of_another_model(way, pool, tmp
     torch.testing.assert_close(mixed, expected)
     assert torch.equal(copied, source.log_probs(make_batch()).fetch("log_probs"))
     assert float((copied - mixed).abs().max()) > 0.01
+
+
+class HalfAPolicy(PolicyWorker):
+    """Streams some of its weights, then fails."""
+
+    def weights(self):
+        yield from list(super().weights())[:3]
+        raise ValueError("the source fails")
+
+
+@pytest.mark.parametrize(("way", "pool"), [(InProcess, "a"), (ObjectStore, "b")])
+def test_a_model_that_got_some_of_the_weights_is_not_used(way, pool, tmp_path):
+    runtime = make_runtime(RuntimeConfig(name="local"))
+    runtime.start({name: PoolConfig(device="cpu") for name in ("a", "b")}, {})
+    path = save_model("qwen3", tmp_path / "model")
+    source, target = model_group(HalfAPolicy, runtime, "a", path), model_group(ReferenceWorker, runtime, pool, path)
+
+    with pytest.raises(ValueError, match="the source fails"):
+        way(source=source, target=target).send(1, mix=0.5)
+
+    with pytest.raises(ModelError, match="incomplete weights"):
+        target.log_probs(make_batch())
 
 
 @pytest.mark.parametrize("transfer", ["object_store", "collective"])
