@@ -1,6 +1,5 @@
 """Features of this backend in one process: packing, adapters, precision, and errors for bad input."""
 
-import importlib.metadata
 import json
 import shutil
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import load_model
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.registry import versions
 from rlcore.testing import run_ranks
 from rlcore.testing.families import WINDOW, make_family
 from rlcore.testing.training import FAMILIES, GENTLE, make_batch, policy_loss, save_model, train
@@ -354,14 +354,8 @@ def test_positions_that_depend_on_neighbours_are_refused(check, tmp_path):
 
 
 def test_adapters_without_peft_are_refused_before_anything_starts(path, monkeypatch):
-    real = importlib.metadata.version
-
-    def version(name):
-        if name == "peft":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    real = versions.installed_version
+    monkeypatch.setattr(versions, "installed_version", lambda name: "" if name == "peft" else real(name))
 
     assert planned(path) == 8
     with pytest.raises(
@@ -482,8 +476,8 @@ def test_out_of_memory_error_names_reduce_gradients_if_the_full_gradient_is_held
 
 
 def test_a_library_of_another_version_is_refused_with_the_command_to_type(path, monkeypatch):
-    real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1" if name == "torch" else real(name))
+    real = versions.installed_version
+    monkeypatch.setattr(versions, "installed_version", lambda name: "2.9.1" if name == "torch" else real(name))
 
     with pytest.raises(ConfigError) as refused:
         make_fsdp(path)

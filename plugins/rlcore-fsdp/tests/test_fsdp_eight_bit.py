@@ -1,7 +1,5 @@
 """AdamW with 8-bit moments: close to AdamW; exact resume on the same number of ranks, close on another number."""
 
-import importlib.metadata
-
 import pytest
 import torch
 from fsdp_cases import PRELOAD, make_fsdp
@@ -9,6 +7,7 @@ from rlcore_fsdp import FSDPBackend, FSDPConfig, eight_bit
 
 from rlcore.errors import ConfigError
 from rlcore.protocols.backend import ModelConfig
+from rlcore.registry import versions
 from rlcore.testing import run_ranks
 from rlcore.testing.training import make_batch, save_model, shares, train
 
@@ -115,14 +114,8 @@ def planned(path):
 
 @pytest.mark.parametrize("when", ["planned", "made"])
 def test_error_without_torchao_names_the_package_to_install(when, tmp_path, monkeypatch):
-    path, real = save_model("qwen2", tmp_path), importlib.metadata.version
-
-    def version(name):
-        if name == "torchao":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    path, real = save_model("qwen2", tmp_path), versions.installed_version
+    monkeypatch.setattr(versions, "installed_version", lambda name: "" if name == "torchao" else real(name))
 
     with pytest.raises(ConfigError) as refused:
         planned(path) if when == "planned" else make_fsdp(path, config=CODED)

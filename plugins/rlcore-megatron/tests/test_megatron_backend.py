@@ -1,6 +1,6 @@
 """Features of this backend: memory, precision, grids in one process, additional model families, and bad input."""
 
-import importlib.metadata
+import importlib.util
 import json
 import logging
 import shutil
@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import read_config
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
+from rlcore.registry import versions
 from rlcore.testing import run_ranks
 from rlcore.testing.training import GENTLE, LENGTHS, column, make_batch, policy_loss, train, whole_weights
 from rlcore.testing.waiting import HANG_S
@@ -558,7 +559,7 @@ def test_error_without_cuda_names_the_backends_to_use(path):
     ("installed", "first", "second"),
     [
         (
-            None,
+            "",
             "backend=megatron needs megatron-core<0.17,>=0.16.1, which is not installed",
             "Type  pip install 'rlcore-megatron'",
         ),
@@ -570,16 +571,10 @@ def test_error_without_cuda_names_the_backends_to_use(path):
     ],
 )
 def test_megatron_core_missing_or_of_another_version_is_refused(installed, first, second, path, monkeypatch):
-    real = importlib.metadata.version
-
-    def version(name):
-        if name != "megatron-core":
-            return real(name)
-        if installed is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return installed
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    real = versions.installed_version
+    monkeypatch.setattr(
+        versions, "installed_version", lambda name: installed if name == "megatron-core" else real(name)
+    )
 
     with pytest.raises(ConfigError) as refused:
         make_megatron(path)
