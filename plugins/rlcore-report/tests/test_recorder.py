@@ -27,6 +27,14 @@ class TestTimelineContract(TrackerContract):
         return TimelineTracker(TimelineConfig(), run)
 
 
+def test_the_hooks_meet_their_contract():
+    pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench")
+
+    done = rlcore("check", "hooks", "rlcore_report.recorder:Recorder")
+
+    assert done.returncode == 0, done.stdout
+
+
 def test_training_is_the_same_with_a_recording(trained, recorded):
     plain, watched = ([dict(line) for line in metrics(directory.parent)] for directory in (trained, recorded))
 

@@ -113,14 +113,16 @@ class Recorder:
 
 def chosen_groups(reward: np.ndarray, group_id: np.ndarray, step: int) -> list[list[int]]:
     """Return the rows of up to GROUPS groups: the most divided, the best, the worst, and another one each step."""
-    order = np.argsort(group_id, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(group_id[order])) + 1)
-    scored = [group for group in groups if len(group) and not np.isnan(reward[group]).all()]
-    if not scored:
+    scored = ~np.isnan(reward)
+    if not scored.any():
         return []
-    means, spreads = ([float(f(reward[group])) for group in scored] for f in (np.nanmean, np.nanstd))
-    wanted = [int(np.argmax(spreads)), int(np.argmax(means)), int(np.argmin(means)), step % len(scored)]
-    return [_extremes(scored[i], reward) for i in list(dict.fromkeys(wanted))[:GROUPS]]
+    ids, group = np.unique(group_id[scored], return_inverse=True)
+    values, counts = reward[scored].astype(np.float64), np.bincount(group)
+    means = np.bincount(group, values) / counts
+    spreads = np.bincount(group, (values - means[group]) ** 2) / counts
+    wanted = [int(np.argmax(spreads)), int(np.argmax(means)), int(np.argmin(means)), step % len(ids)]
+    chosen = list(dict.fromkeys(wanted))[:GROUPS]
+    return [_extremes(np.flatnonzero(group_id == ids[i]), reward) for i in chosen]
 
 
 def _extremes(group: np.ndarray, reward: np.ndarray) -> list[int]:

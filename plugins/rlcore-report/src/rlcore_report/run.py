@@ -198,7 +198,7 @@ def _merged(logged: Sequence[dict[str, Any]], recorded: Sequence[dict[str, Any]]
     """Join logged and recorded samples in the order of steps; a recorded sample replaces its logged line."""
     known = {(row["step"], row.get("sample_id")) for row in recorded if row.get("kind") == "training"}
     others = [row for row in logged if (row["step"], row.get("sample_id")) not in known]
-    return sorted([*others, *recorded], key=lambda row: int(row["step"]))
+    return sorted([*recorded, *others], key=lambda row: int(row["step"]))
 
 
 def _number(value: object) -> float | None:

@@ -22,7 +22,7 @@ pages.time = {
       const sums = names.map((name) => [name, column(name).reduce((a, b) => a + b, 0)]).sort((a, b) => b[1] - a[1]);
       const rest = total - sums.reduce((a, [, sum]) => a + sum, 0);
       const lines = [...sums, ...(rest > 0 ? [["no worker busy", rest]] : [])].map(([name, sum]) => [name.replace("time_s/", ""),
-        number(sum / rows.length), `${Math.round((100 * sum) / total)} %`]);
+        number(sum / rows.length), share(sum / total)]);
       const top = Object.fromEntries(sums.slice(0, 6).map(([name]) => [name.replace("time_s/", ""), column(name)]));
       return [
         element("h2", {}, data.runs.length > 1 ? `Seconds per step, ${run.name}` : "Seconds per step"),
@@ -33,6 +33,10 @@ pages.time = {
     });
   },
 };
+
+function share(part) {
+  return part < 0.01 ? "< 1 %" : `${Math.round(100 * part)} %`;
+}
 
 /** Draw the recorded phases of one step on a common axis, one lane per call. */
 function timeline(run) {
@@ -64,7 +68,7 @@ function timeline(run) {
 pages.evaluation = {
   title: "Evaluation",
   render(data) {
-    const names = Object.keys(data.table).filter((name) => name.startsWith("eval/"));
+    const names = Object.keys(data.table).filter((name) => name.startsWith("eval/") && name !== "eval/samples");
     if (!names.length) return [element("p", {class: "muted"}, "This run has no held-out prompts. The setting is  data.eval.")];
     return [element("h2", {}, "Held-out results"), element("div", {class: "charts"}, names.map((name) => figure(data, name, 0))), ...data.runs.flatMap((run, index) => promptGrid(run, index))];
   },
@@ -86,8 +90,9 @@ function promptGrid(run, index) {
   }).sort((a, b) => a.verdict.localeCompare(b.verdict));
   const tally = Object.entries(Object.groupBy(rows, (it) => it.verdict)).map(([name, inside]) => `${inside.length} ${name}`).join(", ");
   const lines = rows.slice(0, 300).map(({id, found, passed, verdict}) => element("tr", {}, element("th", {scope: "row", class: "small"}, verdict),
-    element("td", {class: "small"}, element("button", {onclick: () => compare(found.map((it) => ({...it, run, index})), "One held-out prompt over the run")}, `prompt ${id}`)),
-    passed.map((it, i) => element("td", {class: `cell ${it == null ? "" : it ? "pass" : "fail"}`, title: `step ${steps[i]}: ${it == null ? "not asked" : it ? "passed" : "failed"}`}))));
-  return [element("h2", {}, "Held-out prompts over time"), element("p", {}, `${tally}. A column is an evaluation, at steps ${steps.join(", ")}.`),
+    element("td", {class: "small mono"}, found[0].prompt.slice(-60)),
+    element("td", {class: "small"}, element("button", {onclick: () => compare(found.map((it) => ({...it, run, index})), "One held-out prompt over the run")}, "Responses")),
+    passed.map((it, i) => element("td", {class: `cell ${it == null ? "" : it ? "pass" : "fail"}`, title: `step ${steps[i]}: ${it == null ? "not asked" : it ? "passed" : "failed"}`}, it ? "✓" : ""))));
+  return [element("h2", {}, "Held-out prompts over time"), element("p", {}, `${tally}. A column is an evaluation, at steps ${steps.join(", ")}; ✓ passed.`),
     element("div", {class: "scroll card"}, element("table", {class: "grid", "aria-label": "Held-out prompts over time"}, element("tbody", {}, lines)))];
 }
