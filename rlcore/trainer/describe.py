@@ -160,10 +160,12 @@ def _sharing(plan: Plan, estimates: Mapping[str, RoleMemory]) -> list[str]:
     place = plan.config.pools[pool]
     here = {role: it.device for role, it in estimates.items() if plan.placement[role] == pool and it.device}
     engines = [role for role in here if plan.workers[role].object.updated_every_step]
-    roles, one = " + ".join(plan.sharing), len(plan.sharing) == 1
+    models, rollouts = " + ".join(plan.sharing), " + ".join(engines)
+    one, alone = len(plan.sharing) == 1, len(engines) == 1
     lines = [
-        f"sharing    pool '{pool}': {roles} {'is' if one else 'are'} offloaded while rollout generates;"
-        f" rollout sleeps while {roles} {'trains' if one else 'train'}"
+        f"sharing    pool '{pool}': {models} {'is' if one else 'are'} offloaded while {rollouts}"
+        f" {'generates' if alone else 'generate'};"
+        f" {rollouts} {'sleeps' if alone else 'sleep'} while {models} {'trains' if one else 'train'}"
     ]
     if plan.config.runtime.address:
         auto = plan.config.device_sharing == "auto" and cluster_decides(plan.config.runtime, place)
