@@ -42,15 +42,15 @@ class Model(Worker):
 class Engine(Worker):
     @dispatch("all", on_device=False)
     def sleep(self):
-        LOG.append("rollout sleeps")
+        LOG.append(f"{self.context.role} sleeps")
 
     @dispatch("all", on_device=False)
     def wake(self):
-        LOG.append("rollout wakes")
+        LOG.append(f"{self.context.role} wakes")
 
     @dispatch("all")
     def generate(self):
-        LOG.append("rollout generates")
+        LOG.append(f"{self.context.role} generates")
 
 
 @pytest.fixture
@@ -90,6 +90,24 @@ def test_one_side_frees_the_devices_before_the_other_takes_them(groups):
     names = ["before_to_training", "after_to_training", "before_to_rollout", "after_to_rollout"]
     assert list(record.metrics) == [f"memory_gb/{name}" for name in names]
     assert all(mean.value > 0 for mean in record.metrics.values())
+
+
+def test_all_engines_of_a_pool_sleep_and_wake_together(groups):
+    actor, _, rollout = groups
+    other = spawn(Engine, rollout.runtime, role="other", pool="main")
+    sharing = DeviceSharing([rollout, other], [actor])
+    actor, rollout, other = (group.recording(Record(), sharing.acquire) for group in (actor, rollout, other))
+
+    rollout.generate()
+    actor.learn()
+    other.generate()
+    rollout.generate()
+
+    assert LOG == [
+        "rollout generates",
+        "rollout sleeps", "other sleeps", "actor comes", "actor learns",
+        "actor leaves", "rollout wakes", "other wakes", "other generates", "rollout generates",
+    ]  # fmt: skip
 
 
 def test_memory_is_noted_with_the_call_that_needs_the_devices(groups):
