@@ -124,7 +124,7 @@ def _draw(curves: dict[str, list[list[tuple[float, float, float]]]], options: ar
         axes.set_ylim(0, 1.02)
         axes.tick_params(labelsize="x-small")
     figure.supxlabel("samples", fontsize="small")
-    figure.supylabel("mean reward; grey: grpo", fontsize="small")
+    figure.supylabel("mean reward; gray: grpo", fontsize="small")
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.picture, dpi=110)
     print(options.picture)

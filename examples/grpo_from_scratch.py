@@ -60,7 +60,7 @@ class Samples:
 
 
 def sort_reward(response: str, digits: str, ended: bool) -> float:
-    """Score 1 for the sorted digits, and half the share of ordered neighbours for another order of them."""
+    """Score 1 for the sorted digits, and half the share of ordered neighbors for another order of them."""
     right = sorted(digits)
     if not ended or sorted(response) != right:
         return 0.0

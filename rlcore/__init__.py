@@ -1,6 +1,6 @@
 """rlcore: reinforcement-learning post-training of language models, a slim core with plugins.
 
-Importing it loads nothing heavy: public names arrive when they are first used.
+Importing it is cheap: public names are imported when they are first used.
 """
 
 from __future__ import annotations

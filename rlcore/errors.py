@@ -4,7 +4,7 @@
       UserError                  the user's input is wrong: exit code 2, no traceback
         ConfigError              (ValueError)  a key, a value, or two contradictory values
         PluginError              (LookupError) a name that cannot be resolved; see registry/errors.py
-        DataError                (ValueError)  a file, a line or a column of a data set
+        DataError                (ValueError)  a file, a line or a column of a dataset
         ModelError               (ValueError)  a model directory or its tokenizer
         CapacityError            (ValueError)  more devices requested than available
       ColumnError                (KeyError)    a column that a batch does not have

@@ -1,4 +1,4 @@
-"""Model and data of `preset=quickstart`, created locally in about ten seconds, without a download, and cached.
+"""Model and data of `preset=quickstart`: created locally in about ten seconds, without a download, and cached.
 
 `rlcore train` calls `locate` for a path that starts with `quickstart:` (model, train, eval). The task is to sort five
 digits, `sort 42913=` -> `12349`. The tiny model is trained on demonstrations with the digits in random order: it knows
@@ -29,7 +29,7 @@ PREFIX: Final = "quickstart:"
 _SPECIAL: Final = ("<pad>", "<eos>", "<bos>")
 _CHARACTERS: Final = "0123456789abcdefghijklmnopqrstuvwxyz =+-.,"
 _HELD_OUT: Final = 8
-"""One in this many numbers, chosen by hash, is never trained on."""
+"""One in this many numbers, chosen by hash, is held out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Recipe:
     """All parameters of the assets; the key of the cache."""
 
     version: int = 1
-    """Increased when the code below gives other results for the same parameters."""
+    """Increased when the code below produces different assets from the same parameters."""
     seed: int = 0
     digits: int = 5
     hidden: int = 64
@@ -117,7 +117,7 @@ def make_once(final: Path, make: Callable[[Path], None]) -> Path:
             beside.chmod(0o755)
             beside.rename(final)
         except OSError:
-            if not final.is_dir():  # another process was first, with equal content
+            if not final.is_dir():  # another process was first and made the same files
                 raise
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -204,7 +204,7 @@ def _model(recipe: Recipe) -> Any:
 def _warm_start(
     model: Any, numbers: list[str], recipe: Recipe, generator: torch.Generator, progress: Callable[[str], None]
 ) -> None:
-    """Teach the form of an answer with demonstrations in random order."""
+    """Teach the format of an answer, with demonstrations whose digits are in random order."""
     import torch
 
     tokenizer = _tokenizer()

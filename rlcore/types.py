@@ -33,7 +33,7 @@ class Sampling:
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the most likely one."""
     max_response_tokens: int = 256
-    """Most tokens of a response."""
+    """Maximum number of tokens in a response."""
     stop: tuple[str, ...] = ()
     """Strings that end a response; the response includes them."""
     stop_token_ids: tuple[int, ...] = ()

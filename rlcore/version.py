@@ -1,3 +1,3 @@
-"""The version of rlcore."""
+"""Version of rlcore."""
 
 __version__ = "0.1.0"

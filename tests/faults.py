@@ -22,7 +22,7 @@ class DiesWhileSaving(LocalBackend):
 
 
 class DiesInStep(LocalBackend):
-    """Its process is killed in the fifth optimiser step."""
+    """Its process is killed in the fifth optimizer step."""
 
     def step(self):
         if self.num_steps == 4 and not os.environ.get("RLCORE_TEST_RESUMED"):
@@ -31,7 +31,7 @@ class DiesInStep(LocalBackend):
 
 
 class WritesLater(LocalBackend):
-    """Saves in the background; `written.txt` says how many optimiser steps it had taken when the writing ended."""
+    """Saves in the background; `written.txt` says how many optimizer steps it had taken when the writing ended."""
 
     def save_async(self, directory: Path):
         aside = directory / "aside"

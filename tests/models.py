@@ -43,7 +43,7 @@ FAMILIES = {
     ),
 }
 """Name -> (class of the configuration in transformers, what differs from the sizes above). Each has one feature more
-than plain attention: tied weights, biases, normalised queries, a window shorter than the samples, soft caps."""
+than plain attention: tied weights, biases, normalized queries, a window shorter than the samples, soft caps."""
 
 
 TRAINED = {"stories": made_assets, "pretrained": real_assets} if real_assets() else {"stories": made_assets}

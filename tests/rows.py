@@ -1,8 +1,8 @@
-"""A data set in memory for the tests of prompts."""
+"""A dataset in memory for the tests of prompts."""
 
 
 class Rows:
-    """A data set as a plug-in would write it: no `where`, and keys may be missing."""
+    """A dataset as a plug-in would write it: no `where`, and keys may be missing."""
 
     name = "rows"
 

@@ -229,7 +229,7 @@ def test_grpo_without_std_only_centres():
 
 def test_grpo_subtracts_kl_from_the_reward_of_the_response():
     # k1 = old - ref = id/10 - id/20 = id/20, summed over ids 1 | 2, 3 | 4, 5, 6 | 7: 0.05, 0.25, 0.75, 0.35
-    # rewards - 0.1 · KL: -0.005, 0.975 | 0.425, 0.465; centred: ∓0.49 | ∓0.02
+    # rewards - 0.1 · KL: -0.005, 0.975 | 0.425, 0.465; centered: ∓0.49 | ∓0.02
     algorithm = grpo(kl=IN_REWARD, normalise_by_std=False)
     _, experience = collect(algorithm)
 
@@ -453,7 +453,7 @@ def test_settings_that_cannot_work_are_refused_by_key(settings, key):
 
 
 class ScoringGroup:
-    """Fake reward role with fixed outcomes: a score, a time-out, a score, a skip."""
+    """Fake reward role with fixed outcomes: a score, a timeout, a score, a skip."""
 
     def recording(self, *_):
         return self

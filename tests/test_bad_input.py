@@ -542,7 +542,7 @@ def test_a_checkpoint_of_another_model_is_refused(trained):
     ("lines", "wrong"),
     [
         ([{"prompt": p} for p in PROMPTS[::-1]], "the prompts differ from those of the checkpoint"),
-        ([{"prompt": p} for p in PROMPTS[1:]], "the checkpoint was made with 4 prompts; the data set has 3 now"),
+        ([{"prompt": p} for p in PROMPTS[1:]], "the checkpoint was made with 4 prompts; the dataset has 3 now"),
     ],
     ids=["another order", "fewer"],
 )

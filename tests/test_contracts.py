@@ -143,7 +143,7 @@ class TestGSM8K(RewardContract):
 
 
 def gold_answers():
-    """Reference answers, which must score 1; also those of the original data set where it is present."""
+    """Reference answers, which must score 1; also those of the original dataset where it is present."""
     files = [folder / "data" / "gsm8k" / "test.jsonl" for folder in (made_assets(), real_assets()) if folder]
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()[:5]]
     return [({"completion": row["answer"], "answer": row["answer"]}, 1.0) for row in rows]

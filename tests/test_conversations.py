@@ -1,4 +1,4 @@
-"""Data sets of conversations: which part is the prompt, and which tokens are the response."""
+"""Datasets of conversations: which part is the prompt, and which tokens are the response."""
 
 from itertools import pairwise
 

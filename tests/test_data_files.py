@@ -225,11 +225,11 @@ def test_missing_file_suggests_the_nearest_name(tmp_path):
         ("{0}/no/a.jsonl", "no such file: '{0}/no/a.jsonl'; there is no directory '{0}/no' either"),
         ("{0}/*.parquet", "no file matches '{0}/*.parquet'"),
         ("{0}", "'{0}' holds no file that can be read"),
-        (" , ", "the path of a data set is empty"),
+        (" , ", "the path of a dataset is empty"),
         ("{0}/a.csv", "{0}/a.csv: cannot read files that end in '.csv'."),
         ("{0}/a.parqet", "{0}/a.parqet: cannot read files that end in '.parqet'. Did you mean '.parquet'?"),
     ],
-    ids=["no directory", "no match", "empty directory", "nothing", "unknown kind", "misspelt kind"],
+    ids=["no directory", "no match", "empty directory", "nothing", "unknown kind", "misspelled kind"],
 )
 def test_path_without_data_is_refused_with_the_accepted_formats(tmp_path, spec, problem):
     if spec.startswith("{0}/a."):

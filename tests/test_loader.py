@@ -143,7 +143,7 @@ def test_invalid_position_is_refused_and_changes_nothing(call, problem):
 @pytest.mark.parametrize(
     ("changed", "first_line"),
     [
-        ({"num_prompts": 9}, "the checkpoint was made with 8 prompts; the data set has 9 now"),
+        ({"num_prompts": 9}, "the checkpoint was made with 8 prompts; the dataset has 9 now"),
         ({"seed": 6}, "the checkpoint was made with run.seed=5, not 6"),
         ({"shuffle": False}, "the checkpoint was made with data.shuffle=True, not False"),
         ({"fingerprint": "bb"}, "the prompts differ from those of the checkpoint (fingerprint bb, then aa)"),

@@ -291,7 +291,7 @@ def test_critic_is_the_same_after_save_and_load(path, tmp_path):
 
 
 def train(backend, batch, temperature=1.0):
-    """One forward, backward and optimiser step; loss, norm and learning rate as plain numbers."""
+    """One forward, backward and optimizer step; loss, norm and learning rate as plain numbers."""
     metrics = backend.forward_backward(batch, policy_loss(batch), temperature=temperature)
     return {"loss": metrics["loss"].total} | {name: mean.value for name, mean in backend.step().items()}
 

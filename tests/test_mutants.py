@@ -939,11 +939,11 @@ for test, fault, methods in (
     mutant(test, fault, tracker(**methods))
 
 
-# Data sets
+# Datasets
 
 
 class Lines:
-    """A data set of three rows."""
+    """A dataset of three rows."""
 
     name = "lines"
     columns = ("prompt", "answer")

@@ -255,7 +255,7 @@ def test_row_that_does_not_fill_the_template_is_named(plain, row, problem):
         ("", "is empty"),
         (None, "is empty"),
         ([], "is empty"),
-        (" \n", "is only white space"),
+        (" \n", "is only whitespace"),
         (7, "is a int"),
         ([{"role": "user"}], "has a message without role or content"),
         (["hi"], "has a message without role or content"),

@@ -42,7 +42,7 @@ def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, e
 def gae(
     rewards: Tensor, values: Tensor, loss_mask: Tensor, lengths: Tensor, *, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute generalised advantage estimates over the loss tokens of each sample.
+    """Compute generalized advantage estimates over the loss tokens of each sample.
 
     arXiv 1506.02438, eq. 11 and 16: delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};
     returns = A + V. The state after a loss token is that of the sample's next loss token; after the last one the

@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsConfig:
-    """Division of a step's samples into optimiser steps."""
+    """Division of a step's samples into optimizer steps."""
 
     epochs: int = 1
     """Passes over the samples of a step."""
     minibatches: int = 1
-    """Optimiser steps per pass."""
+    """Optimizer steps per pass."""
     shuffle_seed: int = 0
     """Seed of the order of samples in each pass."""
 
@@ -79,7 +79,7 @@ class Epochs:
 
     @property
     def on_policy(self) -> bool:
-        """True with one optimiser step per sample: the old policy is then the current one."""
+        """True with one optimizer step per sample: the old policy is then the current one."""
         return bool(self.config.epochs * self.config.minibatches == 1)
 
     def reads(self) -> Mapping[str, Sequence[str]]:
@@ -128,7 +128,7 @@ class Epochs:
         self.num_updates = int(state["num_updates"])
 
     def minibatches(self, sample_id: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-        """Return the row numbers of each optimiser step, shuffled again for every epoch; none is empty.
+        """Return the row numbers of each optimizer step, shuffled again for every epoch; none is empty.
 
         The grouping depends on the ids of the first sample of each unit alone, not on where `balance` put the rows, so
         every data-parallel size takes the same steps.

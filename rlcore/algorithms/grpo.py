@@ -1,4 +1,4 @@
-"""GRPO: group relative policy optimisation, arXiv 2402.03300.
+"""GRPO: group relative policy optimization, arXiv 2402.03300.
 
     A_i = (r_i - mean(r of its group)) / (std(r of its group) + eps),  the same for every token of response i
     loss = mean over tokens of  -min(ratio · A, clip(ratio, 1 - clip_low, 1 + clip_high) · A)  +  beta · KL(p || p_ref)

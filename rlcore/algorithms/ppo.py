@@ -1,11 +1,11 @@
-"""PPO: proximal policy optimisation with a critic, arXiv 1707.06347, as used for language models (arXiv 2203.02155).
+"""PPO: proximal policy optimization with a critic, arXiv 1707.06347, as used for language models (arXiv 2203.02155).
 
     r_t = -beta · KL_t  (+ the score at the last token);  A = GAE(gamma, lam), arXiv 1506.02438
     actor:  mean over tokens of -min(ratio · A, clip(ratio) · A) - c · entropy
     critic: mean over tokens of 0.5 · max((V - R)², (clip(V, V_old ± clip_value) - R)²)
 
 Departures from the paper:
-1. Actor and critic are two models with two optimisers.
+1. Actor and critic are two models with two optimizers.
 2. Advantages are whitened over the whole step, not per mini-batch, so the gradient does not depend on how a
    step is split.
 """
@@ -36,11 +36,11 @@ class PPOConfig(PolicyGradientConfig):
     gamma: float = 1.0
     """Discount per token."""
     lam: float = 0.95
-    """Lambda of generalised advantage estimation."""
+    """Lambda of generalized advantage estimation."""
     clip_value: float = 0.2
     """Clip range around the old value; 0: the value loss is not clipped."""
     whiten: bool = True
-    """Normalise advantages over all loss tokens of the step."""
+    """Normalize advantages over all loss tokens of the step."""
 
     def __post_init__(self) -> None:
         PolicyGradientConfig.__post_init__(self)  # super() fails here, because slots=True replaces the class

@@ -40,7 +40,7 @@ _MOMENTS = "optimizer.moments"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """No settings: model and optimiser have their own sections."""
+    """No settings: model and optimizer have their own sections."""
 
 
 class LocalBackend(PackedBackend):
@@ -107,7 +107,7 @@ class LocalBackend(PackedBackend):
             blend(own[name], new, mix)
 
     def save(self, directory: Path) -> None:
-        """Write a Hugging Face model, the value head and the optimiser's state, on rank 0."""
+        """Write a Hugging Face model, the value head and the optimizer's state, on rank 0."""
         self.weight_update.check_complete()
         if self.context.rank == 0:
             self._model.save_pretrained(directory)

@@ -29,7 +29,7 @@ REQUIRED: Final = "<required>"
 _GROUPS: Final = ("preset", *PLUGIN_SECTIONS, "reward", "placement", "runtime")
 _NAMED: Final = (*PLUGIN_SECTIONS, "runtime")
 _WHOLE: Final = ("pools", "placement")
-"""Sections that a YAML file replaces as a whole: merging two maps of pools would give a map that nobody wrote."""
+"""Sections that a YAML file replaces instead of merging: two maps of pools merged would be a map that nobody wrote."""
 _KEY_OF_GROUP: Final = {**{group: f"{group}.name" for group in _NAMED}, "reward": "reward.items"}
 _OWN_CONF: Final = Path(__file__).parent / "conf"
 
@@ -44,7 +44,7 @@ class Composed:
     plain: Mapping[str, Any]
     """The config as dicts and lists."""
     providers: Mapping[str, str]
-    """Section -> origins of its values, the last one on top. Example: {"algorithm": "preset=quickstart (rlcore)"}"""
+    """Section -> origins of its values, the last one overrides the others. Example: {"algorithm": "preset=quickstart (rlcore)"}"""
     overrides: tuple[str, ...]
     """`key=value` texts as typed."""
 
@@ -133,7 +133,7 @@ def conf_directories() -> dict[str, Path]:
 
 
 class _Stack:
-    """Layers of plain values, the last one on top."""
+    """Layers of plain values; later layers override earlier ones."""
 
     def __init__(self, plain: dict[str, Any]) -> None:
         self.plain = plain

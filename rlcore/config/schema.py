@@ -1,7 +1,7 @@
 """All settings of the core. A plugin's own settings are its `Config` dataclass, merged under its section.
 
 Sections that choose a plugin (`backend`, `rollout`, `algorithm`) hold `name` and that plugin's settings.
-Names carry units.
+Units are part of the names, such as `timeout_s`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunConfig:
     directory: str = "outputs"
     """Parent directory of runs; a run is in directory/name."""
     seed: int = 0
-    """Seed of the data order, sampling and initialisation."""
+    """Seed of the data order, sampling and initialization."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: resume from the last checkpoint of directory/name if there is one; must: fail if there is none."""
 
@@ -58,7 +58,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig(PromptOptions):
-    """Data sets and the conversion of rows to prompts."""
+    """Datasets and the conversion of rows to prompts."""
 
     train: str
     """JSONL, Parquet or Arrow: a file, a comma-separated list, a glob or a directory."""
@@ -164,7 +164,7 @@ class RewardConfig:
     items: tuple[RewardItem, ...] = ()
     """Rewards, each with name, weight, relative and its own options."""
     num_processes: int = 1
-    """Number of scoring processes; 0 scores inside the worker, without a time-out."""
+    """Number of scoring processes; 0 scores inside the worker, without a timeout."""
     timeout_s: float = 10.0
     """Time limit per sample, in seconds."""
     on_error: Literal["raise", "zero", "drop"] = "raise"

@@ -34,7 +34,7 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What `@dispatch` declared for a method."""
+    """Declaration of a method by `@dispatch`."""
 
     mode: Dispatch
     signature: inspect.Signature
@@ -128,7 +128,7 @@ class Group:
         record: Record | None = None,
         before_call: Callable[[Group], None] | None = None,
     ) -> None:
-        """Create a handle on workers that exist.
+        """Create a handle on existing workers.
 
         Args:
             reads: method -> columns that are sent to it, instead of those of its `@dispatch`.

@@ -65,7 +65,7 @@ class Failure:
 
 
 class Host:
-    """Owner of the workers of one device."""
+    """The workers of one device, and the calls that reach them."""
 
     def __init__(self, info: HostInfo, store: Store) -> None:
         import torch
@@ -91,7 +91,7 @@ class Host:
         return self._guarded(f"{role}.{method}", lambda: self._call(role, method, call))
 
     def hand_over(self, source: str, target: str, version: int, mix: float = 1.0) -> Reply:
-        """Give the weights of one worker to another on this host, tensor by tensor."""
+        """Pass the weights of one worker to another worker on this host, tensor by tensor."""
         return self._guarded(
             f"{target}.load_weights", lambda: self._load_weights(target, self._any(source).weights(), version, mix)
         )
@@ -212,7 +212,7 @@ class Host:
 
     def _abandon_weights(self, target: str, version: int, timeout_s: float) -> None:
         if target in self._workers:
-            self._receive_weights(target, [], version, timeout_s)  # starts again an update that had succeeded
+            self._receive_weights(target, [], version, timeout_s)  # starts an update again that had succeeded
         self._end_weights(abort=True)
 
     def _end_weights(self, *, abort: bool) -> None:

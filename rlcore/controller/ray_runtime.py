@@ -1,7 +1,7 @@
 """The Ray runtime: hosts are Ray actors, one per device.
 
 Ray starts and places the processes and transports data; the work of a host is in host.py. Replies are handled one by
-one, so that a dead or failed rank ends a call at once while its peers still wait in a collective.
+one, so that a dead or failed rank ends a call at once, even if its peers are still waiting in a collective.
 """
 
 from __future__ import annotations

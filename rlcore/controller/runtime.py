@@ -77,7 +77,7 @@ class Runtime(Protocol):
         """
 
     def shutdown(self) -> None:
-        """Shut down everything that `start` started; may be called twice."""
+        """Shut down everything that `start` started. May be called twice."""
 
 
 class LocalStore:

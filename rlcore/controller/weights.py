@@ -40,13 +40,13 @@ class Inbox:
         self._wait()
 
     def feed(self, bucket: Iterable[tuple[str, Tensor]]) -> None:
-        """Return when the bucket has been read; raise any error of the worker."""
-        if not self._ended:  # else the worker ended early without an error and does not need the rest
+        """Pass a bucket to the reader and return when it has been read; raise any error of the worker."""
+        if not self._ended:  # otherwise the worker ended early without an error and does not need the rest
             self._buckets.put(bucket)
             self._wait()
 
     def finish(self, *, abort: bool = False) -> None:
-        """End the stream; with `abort`, as the rest is lost, by raising an error in the worker."""
+        """End the stream; with `abort`, raise an error in the worker, because the rest of the weights is lost."""
         self._aborted = abort
         if not self._ended:
             self._buckets.put(None)

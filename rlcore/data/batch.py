@@ -48,7 +48,7 @@ class Batch:
     lengths: Tensor
     """[B] int64 on the CPU; sums to T."""
     objects: Mapping[str, np.ndarray]
-    """[B] numpy arrays of Python objects: text, messages, other values of a data set."""
+    """[B] numpy arrays of Python objects: text, messages, other values of a dataset."""
 
     @classmethod
     def of(
@@ -157,7 +157,7 @@ class Batch:
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     def select(self, *names: str) -> Batch:
-        """Return only the named columns, in their present order.
+        """Return only the named columns, in their current order.
 
         Raises:
             ColumnError: a name is not a column.
@@ -280,7 +280,7 @@ class Batch:
         first = batches[0]
         for other in batches[1:]:
             check_same_columns(first.columns, other.columns)
-        batches = [batch for batch in batches if len(batch)] or [first]  # empty batches do not know their dtypes
+        batches = [batch for batch in batches if len(batch)] or [first]  # the dtypes of empty batches may differ
         first = batches[0]
         return Batch(
             {k: torch.cat([b.row_columns[k] for b in batches]) for k in first.row_columns},
@@ -421,7 +421,7 @@ def _row_column(value: Any) -> Tensor | np.ndarray:
 def object_array(values: Sequence[Any]) -> np.ndarray:
     """Return the values, including lists, as an object array [N]."""
     array = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):  # a slice assignment would unpack nested lists
+    for i, value in enumerate(values):  # slice assignment would unpack nested lists
         array[i] = value
     return array
 

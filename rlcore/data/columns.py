@@ -1,4 +1,4 @@
-"""The standard columns of a batch: their names, levels, types and writers. Data sets must not use these names."""
+"""The standard columns of a batch: their names, levels, types and writers. Datasets must not use these names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("advantages", "token", "float32", "advantage per token", "algorithm"),
     Column("returns", "token", "float32", "target of the critic", "algorithm"),
     Column("sample_id", "row", "int64", "unique in the run", "rollout"),
-    Column("prompt_id", "row", "int64", "index of the prompt in its data set", "loader"),
+    Column("prompt_id", "row", "int64", "index of the prompt in its dataset", "loader"),
     Column("group_id", "row", "int64", "shared by the samples of one prompt in one step", "loader", internal=True),
     Column("unit_id", "row", "int64", "shared by the adjacent rows of a unit, kept together", "core", internal=True),
     Column("seed", "row", "int64", "seed of the request", "loader, rollout", internal=True),
@@ -45,12 +45,12 @@ STANDARD_COLUMNS: tuple[Column, ...] = (
     Column("finish_reason", "object", "str", "stop, length or abort", "rollout"),
     Column("num_turns", "row", "int64", "responses of the model in the episode", "environment"),
     Column("episode_reward", "row", "float32", "sum of the rewards of an episode; NaN: none", "environment"),
-    Column("episode_end", "row", "int64", "0 done, 1 out of turns, 2 of tokens, 3 time-out, 4 error", "environment"),
-    Column("episode_error", "object", "str", "why an episode has no reward; empty: it has one", "environment"),
+    Column("episode_end", "row", "int64", "0 done, 1 out of turns, 2 of tokens, 3 timeout, 4 error", "environment"),
+    Column("episode_error", "object", "str", "reason why an episode has no reward; empty if it has one", "environment"),
     Column("episode_messages", "object", "list", "the whole conversation", "environment"),
     Column("model_score", "row", "float32", "score of the reward model", "reward_model"),
     Column("reward", "row", "float32", "score of the sample", "reward"),
-    Column("reward_status", "row", "int64", "0 score, 1 skip, 2 time-out, 3 error", "reward", internal=True),
+    Column("reward_status", "row", "int64", "0 score, 1 skip, 2 timeout, 3 error", "reward", internal=True),
     Column("reward_has_note", "row", "bool", "reward_note is not None", "reward", internal=True),
     Column("reward_note", "object", "list", "[failed reward, message, further metrics], or None", "reward"),
     Column("completion", "object", "str", "the response as text", "reward"),

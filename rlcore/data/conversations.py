@@ -1,4 +1,4 @@
-"""Split conversations of a data set into prompts and responses, for algorithms that learn from its responses.
+"""Split conversations of a dataset into prompts and responses, for algorithms that learn from its responses.
 
 A response is a text or a list of messages that ends with one of the assistant. The messages before the last one repeat
 the prompt, or are the prompt if the data has no column for it. Only the last message is trained on.
@@ -68,7 +68,7 @@ def response_text(
             "cannot be separated from its prompt: the chat template renders the whole conversation differently from"
             " the prompt alone\nGive the response as a text that follows the prompt."
         )
-    # An engine stops at the end of the turn; templates add only white space after it.
+    # An engine stops at the end of the turn; templates add only whitespace after it.
     return whole[len(asked) :].rstrip()
 
 

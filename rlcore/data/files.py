@@ -1,7 +1,7 @@
-"""`FileDataset`: rows of JSONL, JSON, Parquet and Arrow files, the built-in data set.
+"""`FileDataset`: rows of JSONL, JSON, Parquet and Arrow files, the built-in dataset.
 
 Created at the start of a run (registry kind `dataset`, name `files`). It reads all rows at once, so that a broken line
-is reported before any GPU time is spent. `rlcore.data.prompts` turns the rows into prompts.
+is reported before GPU time is spent. `rlcore.data.prompts` turns the rows into prompts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _expand(spec: str) -> list[Path]:
         else [part.strip() for part in spec.split(",") if part.strip()]
     )
     if not spec.strip() or not parts:
-        raise DataError(f"the path of a data set is empty\n{_WHAT_TO_WRITE}")
+        raise DataError(f"the path of a dataset is empty\n{_WHAT_TO_WRITE}")
     return [path for part in parts for path in _expand_part(part)]
 
 

@@ -25,4 +25,4 @@ def _stable(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     text = repr(value)
-    return type(value).__qualname__ if " at 0x" in text else text  # an address differs in every process
+    return type(value).__qualname__ if " at 0x" in text else text  # a memory address differs in every process

@@ -40,7 +40,7 @@ def limited() -> Iterator[Callable[[], None]]:
 
 
 def _address_space(present_limit: int) -> int:
-    """Return the address-space limit for the block, at most the present one."""
+    """Return the address-space limit for the block, at most the current limit."""
     if sys.platform != "linux":
         return present_limit
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + LIMIT_BYTES

@@ -45,7 +45,7 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-# Four: a step may cross the end of an epoch, and evaluation may have a separate loader.
+# four, because a step may cross the end of an epoch, and evaluation may have its own loader
 @lru_cache(maxsize=4)
 def _shuffled(num_prompts: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of an epoch: prompts sorted by 64 raw bits each, which do not depend on numpy's version."""
@@ -123,7 +123,7 @@ class PromptLoader:
         return [self._at(position) for position in positions]
 
     def finish(self, positions: Collection[int]) -> None:
-        """Mark positions as having their responses; raise ValueError, changing nothing, if one is not in flight."""
+        """Mark positions as finished generating; raise ValueError, changing nothing, if one is not in flight."""
         _move(positions, self._in_flight, "in flight")
         self._finished.update(positions)
 
@@ -152,7 +152,7 @@ class PromptLoader:
         if changed:
             raise ConfigError(
                 f"the data differs from that of the checkpoint in the column{'s'[: len(changed) > 1]} {', '.join(changed)}\n"
-                f"Give the data set and the data.* settings that the run began with, {_OTHER_RUN}"
+                f"Give the dataset and the data.* settings that the run began with, {_OTHER_RUN}"
             )
 
     def _at(self, position: int) -> Issued:
@@ -163,14 +163,14 @@ class PromptLoader:
 
 _OTHER_RUN: Final = "or start a new run with run.name=<another name>."
 _MISMATCH: Final = {
-    "num_prompts": "the checkpoint was made with {then} prompts; the data set has {now} now\n"
-    f"Give the data set and the data.* settings that the run began with, {_OTHER_RUN}",
+    "num_prompts": "the checkpoint was made with {then} prompts; the dataset has {now} now\n"
+    f"Give the dataset and the data.* settings that the run began with, {_OTHER_RUN}",
     "seed": f"the checkpoint was made with run.seed={{then}}, not {{now}}\nType run.seed={{then}}, {_OTHER_RUN}",
     "shuffle": f"the checkpoint was made with data.shuffle={{then}}, not {{now}}\nType data.shuffle={{then}}, {_OTHER_RUN}",
     "samples_per_prompt": "the checkpoint was made with sampling.samples_per_prompt={then}, not {now}: sample ids would"
     f" repeat\nType sampling.samples_per_prompt={{then}}, {_OTHER_RUN}",
     "fingerprint": "the prompts differ from those of the checkpoint (fingerprint {now}, then {then})\n"
-    f"Give the data set, the tokenizer and the data.* settings that the run began with, {_OTHER_RUN}",
+    f"Give the dataset, the tokenizer and the data.* settings that the run began with, {_OTHER_RUN}",
 }
 
 

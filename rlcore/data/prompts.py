@@ -1,9 +1,9 @@
-"""Convert the rows of a data set to token ids: rename and check columns; build, tokenise and measure prompts.
+"""Convert the rows of a dataset to token ids: rename and check columns; build, tokenize and measure prompts.
 
-Called once per data set, at the start of a run and by `rlcore doctor`, so that problems of the data are reported before
+Called once per dataset, at the start of a run and by `rlcore doctor`, so that problems of the data are reported before
 anything else starts.
 
-A plain text is tokenised with the tokenizer's defaults, except that the beginning-of-sequence token is never doubled
+A plain text is tokenized with the tokenizer's defaults, except that the beginning-of-sequence token is never doubled
 and an appended end-of-sequence token is removed. A chat is rendered by the tokenizer's chat template, which writes all
 special tokens itself, so none are added.
 
@@ -54,25 +54,25 @@ class PromptOptions:
     rename: Mapping[str, str] = field(default_factory=dict)
     """New names of columns: {old: new}; all other options use the new names."""
     max_prompt_tokens: int = 1024
-    """Most tokens of a prompt."""
+    """Maximum number of tokens in a prompt."""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """Handling of a longer prompt; truncate keeps its last tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedPrompts:
-    """All prompts of a data set; the index of a prompt is its `prompt_id`."""
+    """All prompts of a dataset; the index of a prompt is its `prompt_id`."""
 
     token_ids: np.ndarray
     """[T] int64."""
     offsets: np.ndarray
     """[P+1] int64; prompt i is token_ids[offsets[i]:offsets[i + 1]]."""
     rows: Mapping[str, Sequence[Any]]
-    """[P] per column of the data set, under its new name; `prompt` is the text or the messages, before the chat template."""
+    """[P] per column of the dataset, under its new name; `prompt` is the text or the messages, before the chat template."""
     source_index: np.ndarray
-    """[P] int64, row number in the data set."""
+    """[P] int64, row number in the dataset."""
     counts: Mapping[str, int]
-    """overlong_dropped and overlong_truncated, over the whole data set."""
+    """overlong_dropped and overlong_truncated, over the whole dataset."""
 
     def __len__(self) -> int:
         return len(self.source_index)
@@ -95,7 +95,7 @@ class PreparedPrompts:
 
 
 class PromptBuilder:
-    """Prepares the prompts of data sets with one tokenizer and one set of options.
+    """Prepares the prompts of datasets with one tokenizer and one set of options.
 
     Example: PromptBuilder(tokenizer, PromptOptions()).prepare(FileDataset("train.jsonl"))
     """
@@ -384,7 +384,7 @@ def _problem(prompt: Any) -> str | None:
     if prompt is None or (isinstance(prompt, str | list) and not prompt):
         return "is empty\nFill it, or remove the row."
     if isinstance(prompt, str):
-        return None if prompt.strip() else "is only white space\nFill it, or remove the row."
+        return None if prompt.strip() else "is only whitespace\nFill it, or remove the row."
     if not isinstance(prompt, list):
         return f"is a {type(prompt).__name__}\nIt must be a text or a list of messages; data.prompt_column=<name> takes another column."
     for message in prompt:

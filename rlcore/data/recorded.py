@@ -117,7 +117,7 @@ class _Objects(Mapping[str, np.ndarray]):
 
 
 def _write_tensors(batch: Batch, directory: Path) -> list[dict[str, Any]]:
-    """Write the tensors and return their descriptions. Disk space is reserved first: a write to a map cannot fail."""
+    """Write the tensors and return their descriptions. Disk space is reserved first, because a write to a map cannot report a full disk."""
     from tensordict import TensorDict
 
     levels = {"rows": {**batch.row_columns, _LENGTHS: batch.lengths}, "tokens": dict(batch.token_columns)}

@@ -40,7 +40,7 @@ def whole_units(samples: Batch, unit: Unit) -> tuple[Batch, int]:
 
 def _unit_id(samples: Batch, column: str) -> Tensor:
     """Return the column that the rows of a unit share, [B] int64."""
-    if not len(samples) and column in samples:  # an empty list does not tell its type
+    if not len(samples) and column in samples:  # an empty list has no element type
         return torch.zeros(0, dtype=torch.int64)
     if column not in samples or samples.level(column) != "row" or samples.fetch(column).dtype != torch.int64:
         what = "is not a row column of int64" if column in samples else "does not exist"

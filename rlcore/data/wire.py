@@ -1,4 +1,4 @@
-"""Serialisation of tensors as plain data: dtype name, shape and one contiguous buffer that is sent out of band.
+"""Serialization of tensors as plain data: dtype name, shape and one contiguous buffer that is sent out of band.
 
 With pickle protocol 5 the buffer is passed to the transport without a copy; Ray's store maps it into the reader. No
 class of torch or numpy is pickled, so both ends may have different versions. bfloat16 and the 8-bit floats, which numpy

@@ -21,14 +21,14 @@ from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
 
 
 class _Received(io.BytesIO):
-    """Received bytes, in place of the socket from which http.client reads."""
+    """Received bytes, which http.client reads in place of a socket."""
 
     def makefile(self, *_: object) -> _Received:
         return self
 
 
 class BadAnswer(InfrastructureError):
-    """The server answered with an error; `status` is the HTTP status."""
+    """The server responded with an error; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class JsonClient:
 
     url: str
     name: str
-    """Name of what serves, for errors: "SGLang"."""
+    """Name of the server software, for errors: "SGLang"."""
     timeout_s: float
     """Time limit of each answer, in seconds."""
     start: str = ""

@@ -21,10 +21,10 @@ from rlcore.errors import ModelError
 
 NAME = "rlcore_packed"
 _MIN_FILL = 0.75
-"""Least ratio of the shortest to the longest sample of a bucket."""
+"""Minimum ratio of the shortest to the longest sample of a bucket."""
 _REFUSED = ("s_aux", "sinks", "head_mask")
 ADVICE = "No backend takes it: choose a model of another family, such as Llama, Qwen3, Gemma 3 or Mistral."
-"""Second line of errors that refuse a model because of its attention."""
+"""Second line of errors about models with unsupported attention."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from rlcore.errors import ModelError
 _SMALL = 4
 """Window during the comparison, in tokens."""
 _LENGTHS = (13, 9)
-"""Lengths of the samples in tokens: three small windows plus one, and a different length."""
+"""Lengths of the samples in tokens: three small windows plus one token, and a different length."""
 _LIMITS = (
     "sliding_window",
     "sliding_window_size",
@@ -31,7 +31,7 @@ _LIMITS = (
     "floor_scale",
     "log_scaling_n_floor",
 )
-"""Settings of configurations and layers: numbers of tokens beyond which attention changes."""
+"""Settings of configurations and layers that limit attention to a number of tokens."""
 
 
 @torch.no_grad()

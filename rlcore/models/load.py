@@ -1,4 +1,4 @@
-"""Load models and tokenizers from directories in Hugging Face layout, without downloads and without running their code."""
+"""Load models and tokenizers from directories in Hugging Face layout. Nothing is downloaded, and their code is not run."""
 
 from __future__ import annotations
 

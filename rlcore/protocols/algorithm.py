@@ -34,27 +34,27 @@ class RoleSpec:
     model: str = ""
     """Setting with the directory of its model, such as "algorithm.teacher"; if that is empty: the actor's model."""
     loss: str | None = None
-    """Method of the algorithm that computes its loss; "" for a role that is not trained."""
+    """Name of the algorithm's method that computes the role's loss; "" for a role that is not trained."""
     optimizer: str = "optimizer"
-    """Section of the config with the settings of its optimiser."""
+    """Section of the config with the settings of its optimizer."""
     weights_from: str | None = None
     """Role whose weights it receives: a rollout after every step, a model when the algorithm calls `roles.send`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Held-out evaluation: before the first step, every n steps and after the last."""
+    """Held-out evaluation: before the first step, every n steps and after the last step."""
 
     every_steps: int = 20
     """Steps between evaluations; 0: only before and after training."""
     max_prompts: int = 256
-    """Most prompts in an evaluation."""
+    """Maximum number of prompts in an evaluation."""
     samples_per_prompt: int = 1
     """Responses sampled for each prompt."""
     temperature: float = 0.0
     """Sampling temperature; 0: greedy."""
     pass_threshold: float = 1.0
-    """Least reward with which a sample passes."""
+    """Minimum reward of a sample that passes."""
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 20)

@@ -27,11 +27,11 @@ class ModelConfig:
     path: str
     """Directory in Hugging Face layout: config.json, safetensors, tokenizer."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the matrix products; parameters and optimiser state stay float32."""
+    """Type of the matrix products; parameters and optimizer state stay float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_tokens_per_device: int = 16384
-    """Most tokens in one micro-batch; a longer sample, or unit of samples, forms a micro-batch by itself."""
+    """Maximum number of tokens in a micro-batch; a longer sample, or unit of samples, is a micro-batch by itself."""
 
     def __post_init__(self) -> None:
         _at_least(self, max_tokens_per_device=1)
@@ -46,7 +46,7 @@ class OptimizerConfig:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning-rate decay after warm-up, over the whole run."""
     warmup_steps: int = 0
-    """Length of the linear warm-up, in optimiser steps."""
+    """Length of the linear warm-up, in optimizer steps."""
     min_lr_ratio: float = 0.1
     """Final learning rate of linear and cosine, as a fraction of lr."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -56,7 +56,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """AdamW: decoupled weight decay."""
     clip_grad_norm: float = 1.0
-    """Most global gradient norm; 0 disables clipping."""
+    """Maximum global gradient norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         _at_least(self, lr=0, warmup_steps=0, min_lr_ratio=0, eps=0, weight_decay=0, clip_grad_norm=0)
@@ -77,9 +77,9 @@ class BackendContext:
     head: Literal["token", "value"] = "token"
     """"token": log-probs and entropy; "value": a value head on the last hidden state."""
     trained: bool = True
-    """False for a frozen model: forward only, no optimiser."""
+    """False for a frozen model: forward only, no optimizer."""
     total_steps: int = 0
-    """Optimiser steps of the whole run, for the schedule; 0 if unknown."""
+    """Optimizer steps of the whole run, for the schedule; 0 if unknown."""
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     """Entries added by the host, such as the rendezvous address under "init_method"."""
@@ -99,7 +99,7 @@ class Backend(Protocol):
     Optional members: `FreesDevice`, `EstimatesModel`, `EstimatesStep`, `SplitsRows` and `SavesInBackground` of
     `rlcore.protocols.optional`.
 
-    If `world_size > 1`, the host has initialised `torch.distributed` before it creates the backend; the backend may
+    If `world_size > 1`, the host has initialized `torch.distributed` before it creates the backend; the backend may
     create sub-groups. Every rank gets every call, so collectives are allowed in every method except `offload`.
     """
 
@@ -139,14 +139,14 @@ class Backend(Protocol):
         """Set each parameter p to (1 - mix) · p + mix · new, from the `weights` of another backend with the same model.
 
         Every rank is called and gets every full tensor, of any floating dtype, valid until the next one is requested.
-        mix=1 copies exactly. The optimiser's state, its number of steps and a value head stay as they are. Never called
+        mix=1 copies exactly. The optimizer's state, its number of steps and a value head stay as they are. Never called
         between `forward_backward` and `step`. Also called while the model is offloaded: update it where it is.
 
         Raise UserError if a parameter is missing, unknown, repeated or has another shape, and then, until all weights
         have been loaded with mix=1 or from a checkpoint, in every method that uses the parameters."""
 
     def save(self, directory: Path) -> None:
-        """Write model and optimiser into an existing empty directory, each rank its share; safetensors, no pickles.
+        """Write model and optimizer into an existing empty directory, each rank its share; safetensors, no pickles.
 
         Also called for a frozen model that got other weights."""
 

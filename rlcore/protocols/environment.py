@@ -1,7 +1,7 @@
 """`Environment`: a multi-turn conversation with the model; the package rlcore-environments runs the episodes.
 
 It runs next to the rollout engine, in a separate thread, with many episodes at once: await everything slow. Only the
-model's tokens are trained on, and they are never tokenised again; messages of the environment are context.
+model's tokens are trained on, and they are never tokenized again; messages of the environment are context.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class EpisodeConfig:
     """Limits of an episode, for every environment."""
 
     max_turns: int = 8
-    """Most responses of the model in one episode."""
+    """Maximum number of model responses in an episode."""
     step_timeout_s: float = 30.0
     """Time limit of each `reset` and `step`, in seconds."""
     max_tokens: int = 0
-    """Most tokens of a conversation, including all messages; 0: the model's context length."""
+    """Maximum number of tokens in a conversation, including all messages; 0: the model's context length."""
     cut_reward: float | None = None
     """Reward of an episode that reaches a limit before it has any reward; null: none."""
 
@@ -84,7 +84,7 @@ class Environment(Protocol):
     def __init__(self, config: Any) -> None: ...
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
-        """Return the first messages. `row` has the columns of the data set, `prompt` and `prompt_id`."""
+        """Return the first messages. `row` has the columns of the dataset, `prompt` and `prompt_id`."""
 
     async def step(self, completion: Completion) -> Step:
         """Reply to the model's response. If `completion.last` or done, the reply should have a reward."""

@@ -54,7 +54,7 @@ class TrainedGroup(ModelGroup, Protocol):
 
     @property
     def update(self) -> GroupMethod[[Batch, Counts], Metrics]:
-        """Run one optimizer step on a mini-batch, given the counts of the whole mini-batch."""
+        """Take one optimizer step on a mini-batch, given the counts of the whole mini-batch."""
 
 
 class ActorGroup(TrainedGroup, Protocol):

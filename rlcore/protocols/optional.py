@@ -83,7 +83,7 @@ class EstimatesModel(Protocol):
     """A backend that estimates its memory. Without it, the core assumes the whole model on each device."""
 
     def model_bytes(self, config: Any, num_parameters: int, *, world_size: int, trained: bool) -> int:
-        """Return the bytes of parameters, gradients and optimiser on one device. A static method."""
+        """Return the bytes of parameters, gradients and optimizer on one device. A static method."""
 
 
 @runtime_checkable
@@ -157,7 +157,7 @@ class Closes(Protocol):
 
 @runtime_checkable
 class NamesRows(Protocol):
-    """A data set whose rows have a location for error messages."""
+    """A dataset whose rows have a location for error messages."""
 
     def where(self, index: int) -> str:
         """Return the location of a row, such as "train.jsonl:17"."""

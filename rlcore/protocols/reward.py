@@ -1,7 +1,7 @@
 """`Reward`: scores a completion. A plain function is enough; see `rlcore.rewards.match` for examples.
 
 Rewards run in separate processes (`rlcore.rewards.executor`), so a hang or a crash loses one sample, not the run.
-Functions written for other trainers are recognised by their parameters; see `rlcore.rewards.signature`.
+Functions written for other trainers are recognized by their parameters; see `rlcore.rewards.signature`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 SAMPLE_FIELDS: tuple[str, ...] = ("prompt", "completion", "num_tokens", "finish_reason", "prompt_id", "sample_id")
-"""Parameters available to a reward in addition to the columns of the data set: `prompt` (text or messages),
+"""Parameters available to a reward in addition to the columns of the dataset: `prompt` (text or messages),
 `num_tokens` (of the response), `finish_reason` ("stop", "length" or "abort")."""
 
 Relative = Literal["no", "mean", "std", "rank"]
@@ -46,7 +46,7 @@ class RewardSpec:
 class Reward(Protocol):
     """Scores one completion: a function, an `async def`, or a class with `__call__`.
 
-    Request inputs by parameter name: any column of the data set and `SAMPLE_FIELDS`. A parameter with a default is
+    Request inputs by parameter name: any column of the dataset and `SAMPLE_FIELDS`. A parameter with a default is
     filled only if the column exists; `**columns` receives all. If options choose the names of columns read from
     `**columns`, list these names in an attribute `required_columns`. A class may have a dataclass `Config`; it is
     then created with `cls(cls.Config(**options))`. A function takes options as keyword parameters.
@@ -64,7 +64,7 @@ class Reward(Protocol):
 def batched(reward: Decorated) -> Decorated:
     """Mark a reward (function or class) that takes a list for each parameter and returns a list of the same length.
 
-    The lists hold some of a step's samples, grouped arbitrarily; the time-out applies to the whole list.
+    The lists hold some of a step's samples, grouped arbitrarily; the timeout applies to the whole list.
 
     Example: @batched
              def short(completion: list[str]) -> list[float]: return [1 / (1 + len(text)) for text in completion]

@@ -59,7 +59,7 @@ class Rollout(Protocol):
         """Free the device for training. May be called twice."""
 
     def wake(self) -> None:
-        """Prepare to generate again. May be called twice.
+        """Get ready to generate again. May be called twice.
 
         New weights often follow. To leave room for them, allocate the KV cache in the next `generate`."""
 

@@ -38,7 +38,7 @@ class SampleRecord:
     sample_id: int = 0
     finish_reason: str = "stop"
     columns: Mapping[str, object] = field(default_factory=dict)
-    """Columns of the data set, such as the answer."""
+    """Columns of the dataset, such as the answer."""
 
 
 class Tracker(Protocol):

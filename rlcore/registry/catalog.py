@@ -81,7 +81,7 @@ class Catalog:
         return [entry for entry in self.of(kind) if entry.name == name]
 
     def hidden(self, entry: Entry) -> str | None:
-        """Return the word of RLCORE_DISABLE_PLUGINS that hides an entry, or None."""
+        """Return the entry of RLCORE_DISABLE_PLUGINS that hides a plugin, or None."""
         return next((word for word in self._hidden_words if names(word, entry)), None)
 
     @cached_property
@@ -122,7 +122,7 @@ def names(word: str, entry: Entry) -> bool:
 
 
 def normalise(package: str) -> str:
-    """Normalise a distribution name as in PEP 503."""
+    """Normalize a distribution name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", package).lower()
 
 

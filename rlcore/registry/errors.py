@@ -59,7 +59,7 @@ def option(kind: str, value: str) -> str:
 
 
 def not_found(kind: str, name: str, installed: Sequence[str]) -> PluginNotFound:
-    """Return the error A to D: a typo, a package that is not installed, both, or neither."""
+    """Return the error for an unknown name: a typo (A), a package that is not installed (B), both (C), or neither (D)."""
     known = known_names(kind)
     if name in known:
         return PluginNotFound(

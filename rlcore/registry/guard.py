@@ -35,7 +35,9 @@ def import_guard(message: str) -> Iterator[None]:
     witness = subprocess.Popen(["/bin/sh", "-c", _PRINT_UNLESS_FED, message], stdin=subprocess.PIPE)
     try:
         os._exit = _exit_as_an_error(real_exit)  # type: ignore[assignment]
-        faulthandler.dump_traceback_later(limit_s, exit=True, file=2)  # in C: works while a plugin holds the GIL
+        faulthandler.dump_traceback_later(
+            limit_s, exit=True, file=2
+        )  # implemented in C, so it works while a plugin holds the GIL
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()

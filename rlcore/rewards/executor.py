@@ -1,4 +1,4 @@
-"""Run rewards in separate processes, with a time-out for each sample. Called by the reward worker, once per step.
+"""Run rewards in separate processes with a timeout for each sample. Called by the reward worker, once per step.
 
 A child gets a chunk of samples and answers sample by sample. If it is silent for `timeout_s` or dies, the current
 sample gets the outcome "timeout" or "error", its process group is killed, and a new child scores the rest.
@@ -53,7 +53,7 @@ class RewardExecutor:
         timeout_s: float = 10.0,
         start_timeout_s: float = 120.0,
     ) -> None:
-        """Start the children; `num_processes=0` scores in this process, which suits a debugger but has no time-out."""
+        """Start the children; `num_processes=0` scores in this process, which suits a debugger but has no timeout."""
         _check_names(specs)
         self._weights = {spec.name: spec.weight for spec in specs}
         self._inline = RewardRunner(specs, None) if num_processes == 0 else None
@@ -70,7 +70,7 @@ class RewardExecutor:
             raise
 
     def score(self, samples: Sequence[Mapping[str, object]]) -> list[Outcome]:
-        """Return one outcome per sample, in order. A sample has the columns of its data set and SAMPLE_FIELDS."""
+        """Return one outcome per sample, in order. A sample has the columns of its dataset and SAMPLE_FIELDS."""
         if not self._close.alive:
             raise InfrastructureError("the reward executor is closed\nCreate a new one.")
         parts: list[list[RewardPart]] = [[RewardPart("skip")] * len(self._weights) for _ in samples]
@@ -172,7 +172,7 @@ class _Child:
         self._extend_deadline()
 
     def receive(self, emit: Emit) -> bool:
-        """Process all available answers; return False if the child has died."""
+        """Process all available results; return False if the child has died."""
         try:
             while True:
                 self._take(self.connection.recv(), emit)
@@ -211,7 +211,7 @@ class _Child:
             self.deadline = time.monotonic() + self._settings[1] + grace_s
 
     def give_up(self, emit: Emit) -> list[Job]:
-        """End a child that is silent or dead; blame its current sample and return the remaining jobs.
+        """End a child that is silent or dead; report its current sample as failed and return the remaining jobs.
 
         With several samples in progress the culprit is unknown, so each of them is scored again alone."""
         silent = not self.died() and time.monotonic() >= self.deadline

@@ -45,7 +45,7 @@ class ExactMatchConfig:
     column: str = "answer"
     """Column with the right completion."""
     strip: bool = True
-    """Ignore white space at both ends of completion and answer."""
+    """Ignore whitespace at both ends of completion and answer."""
     ignore_case: bool = False
     """Ignore upper and lower case."""
 

@@ -1,6 +1,6 @@
 """Combine the results of all rewards on a sample into an outcome, and convert outcomes to numbers for training.
 
-Called by the executor (`combine`) and the reward worker (`final_rewards`). An outcome is a score, a skip, a time-out or an
+Called by the executor (`combine`) and the reward worker (`final_rewards`). An outcome is a score, a skip, a timeout or an
 error. Only a score is a number; the others become 0 only with `reward.on_error=zero`, which applies to failures.
 """
 
@@ -64,7 +64,7 @@ class FinalRewards:
     metrics: Metrics
     """Means of `reward/<name>` and `reward/<name>/<metric>` over the samples that have them."""
     messages: list[str]
-    """One line for each time-out and error."""
+    """One line for each timeout and error."""
 
 
 def combine(weights: Mapping[str, float], parts: Sequence[RewardPart], sample: Mapping[str, object]) -> Outcome:
@@ -90,7 +90,7 @@ def combine(weights: Mapping[str, float], parts: Sequence[RewardPart], sample: M
 
 
 def final_rewards(outcomes: Sequence[Outcome], on_error: OnError) -> FinalRewards:
-    """Convert outcomes to rewards and count them. Skips are dropped; time-outs and errors are handled by `on_error`."""
+    """Convert outcomes to rewards and count them. Skips are dropped; timeouts and errors are handled by `on_error`."""
     failures = [outcome for outcome in outcomes if outcome.status in ("timeout", "error")]
     if failures and on_error == "raise":
         raise SampleError(_stopped(failures, len(outcomes)))

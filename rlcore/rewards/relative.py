@@ -13,7 +13,7 @@ def relative(scores: np.ndarray, group_id: np.ndarray, how: Relative) -> np.ndar
     """Return [B] float64 scores relative to their groups; NaN (no score) stays NaN and is ignored.
 
     mean: s_i - mean. std: (s_i - mean) / (sample standard deviation + 1e-6); summed over rewards, this is GDPO's
-    advantage before its normalisation over the batch (arXiv 2601.05242). rank: the fraction of the other samples that it
+    advantage before its normalization over the batch (arXiv 2601.05242). rank: the fraction of the other samples that it
     beats, ties counting half. A sample without others to compare with has 0, and rank 0.5.
     """
     found = scores.astype(np.float64)

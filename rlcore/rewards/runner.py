@@ -1,6 +1,6 @@
 """Load rewards and call them, one result per sample. Runs in the executor's child processes, or inline for a debugger.
 
-It enforces time-outs only on coroutines; the executor ends hangs in plain code.
+It enforces timeouts only on coroutines; the executor ends hangs in plain code.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RewardRunner:
                 self._emit(emit, index, call, _ask(reward, signature, [rows[sample] for sample in call]))
 
     def close(self) -> None:
-        """End the event loop of asynchronous rewards."""
+        """Close the event loop of asynchronous rewards."""
         if self._asyncio is not None:
             self._asyncio.close()
             self._asyncio = None
@@ -136,7 +136,7 @@ class RewardRunner:
         await asyncio.gather(*(one(call) for call in calls))
 
     def _emit(self, emit: Emit, index: int, samples: Sequence[int], parts: Sequence[RewardPart]) -> None:
-        """Emit the results. End here if this process is a fork by a reward that also returned."""
+        """Emit the results. Exit if this process is a fork that a reward created and let return."""
         if os.getpid() != self._process_id:
             os._exit(1)
         for sample, part in zip(samples, parts, strict=True):
@@ -198,7 +198,7 @@ def _part_of(answer: Any, signature: Signature) -> RewardPart:
     if isinstance(answer, RewardResult):
         answer, metrics = answer.value, answer.metrics
     elif isinstance(answer, dict) and signature.convention == "verl" and "score" in answer:
-        # The other entries are free-form in verl; those that are not numbers (an extracted answer) are not metrics.
+        # in verl, the other entries may be anything; only numbers are metrics, not an extracted answer, for example
         metrics = {name: value for name, value in answer.items() if name != "score" and isinstance(value, numbers.Real)}
         answer = answer["score"]
     measured = {name: _finite(value, f"metric {name!r} is") for name, value in metrics.items()}

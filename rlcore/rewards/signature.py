@@ -20,7 +20,7 @@ from rlcore.protocols.reward import SAMPLE_FIELDS
 
 RewardFunction = Callable[..., Any]
 Row = Mapping[str, object]
-"""A sample: the columns of its data set and SAMPLE_FIELDS."""
+"""A sample: the columns of its dataset and SAMPLE_FIELDS."""
 
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _TRL_NAMES = {"prompts": "prompt", "completions": "completion"}
@@ -76,13 +76,13 @@ def read_signature(function: RewardFunction) -> Signature:
 
 
 def required_columns(function: RewardFunction) -> set[str]:
-    """Return the columns of the data set that the reward requires."""
+    """Return the columns of the dataset that the reward requires."""
     signature = read_signature(function)
     given = {"solution_str"} if signature.convention == "verl" else set(_TRL_NAMES)
     return set(signature.required - set(SAMPLE_FIELDS) - given)
 
 
-def check_columns(name: str, function: RewardFunction, columns: Collection[str], source: str = "the data set") -> None:
+def check_columns(name: str, function: RewardFunction, columns: Collection[str], source: str = "the dataset") -> None:
     """Raise ConfigError if `columns`, those of `source`, lack one that the reward requires."""
     have = sorted(columns)
     missing = required_columns(function) - set(have)

@@ -32,9 +32,9 @@ from rlcore.rollouts.sampler import SamplingArrays, draw
 from rlcore.types import FinishReason, Mesh, Request, Sample
 
 _REFILL_BELOW = 0.75
-"""Waiting requests join when less than this fraction of a full batch is running, as each join costs a pass."""
+"""Waiting requests join when less than this fraction of a full batch is running, because each join costs a pass."""
 _PREFILL_TOKENS = 16384
-"""Most prompt tokens in one pass."""
+"""Maximum number of prompt tokens in one pass."""
 _NUM_DECODED = 6
 """Tokens of each sample decoded in the comparison at start; more than the attention window during it."""
 
@@ -44,9 +44,9 @@ class HFConfig:
     """Limits of the batch."""
 
     max_batch_size: int = 1024
-    """Most running sequences."""
+    """Maximum number of running sequences."""
     max_batch_tokens: int = 262144
-    """Most tokens of the KV cache: running sequences times the longest possible length among them."""
+    """Maximum number of tokens in the KV cache: running sequences times the longest possible length among them."""
 
 
 class HFRollout:
@@ -70,7 +70,7 @@ class HFRollout:
         self._num_loads = 0
         self._state = Readiness()
         self._decoding: _Decoding | None = None
-        """Shared by the running calls of `generate`."""
+        """State that the running calls of `generate` share."""
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield samples as they finish.
@@ -163,7 +163,7 @@ class _Row:
 
     @property
     def capacity(self) -> int:
-        """Most tokens of prompt and response together."""
+        """Maximum number of tokens of prompt and response together."""
         return len(self.request.prompt_ids) + self._room
 
     @property

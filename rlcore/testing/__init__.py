@@ -1,6 +1,6 @@
 """Contract suites for each kind of plugin, and fakes, for authors of plugins.
 
-A suite is a class of pytest tests for the behaviour on which the core relies. A subclass creates the plugin:
+A suite is a class of pytest tests for the behavior on which the core relies. A subclass creates the plugin:
 
     from rlcore.testing import RolloutContract
 

@@ -295,7 +295,7 @@ class BackendContract(UsesModel):
         self.train(backend)
         for _ in range(2):
             self.train(stayed)
-        assert torch.equal(flat(backend), flat(stayed)), "offload() and reload() must bring model and optimiser back"
+        assert torch.equal(flat(backend), flat(stayed)), "offload() and reload() must bring model and optimizer back"
 
     def test_a_frozen_model_gives_the_same_outputs(self, model_path: str) -> None:
         frozen, trained = (self.log_probs(self.new(model_path, trained=one))["x"] for one in (False, True))

@@ -1,4 +1,4 @@
-"""Contract of a data set."""
+"""Contract of a dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DatasetContract:
     def test_rows_are_the_same_again_in_the_same_order(self) -> None:
         data, again = self.make(), self.make()
         rows = [dict(data[i]) for i in range(len(data))]
-        assert len(rows) > 1, f"make() must give a data set of two rows at least, got {len(rows)}"
+        assert len(rows) > 1, f"make() must give a dataset of two rows at least, got {len(rows)}"
         equal([dict(again[i]) for i in range(len(again))], rows, "a resumed run must find the rows in their order")
         equal([dict(data[i]) for i in reversed(range(len(rows)))], rows[::-1], "a row must not depend on what was read")
 

@@ -39,7 +39,7 @@ class RewardContract:
     def test_the_same_sample_scores_the_same_again(self) -> None:
         rows = self.rows()
         again = self.scores(rows[::-1])[::-1]
-        equal(again, self.scores(rows), "samples are scored again when a neighbour crashed, in any order")
+        equal(again, self.scores(rows), "samples are scored again when a neighbor crashed, in any order")
 
     def test_the_score_does_not_depend_on_the_other_samples(self) -> None:
         alone = [self.scores([row])[0] for row in self.rows()]

@@ -51,7 +51,7 @@ class TrackerContract:
         odd = SampleRecord(
             step=1, prompt=_ODD_TEXT, completion=_ODD_TEXT, reward=None, parts={"a": math.nan}, columns=columns
         )
-        with allowed("models write anything, data sets hold anything, and a sample may lack its reward"):
+        with allowed("models write anything, datasets hold anything, and a sample may lack its reward"):
             self.write(run, {1: {"reward/mean": 0.0}}, samples=[odd])
 
     def test_finish_may_come_twice(self, run: RunInfo) -> None:

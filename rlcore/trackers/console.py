@@ -28,7 +28,7 @@ class ConsoleConfig:
 
 
 class ConsoleTracker:
-    """Draws at phase changes and after steps, at most four times a second, without a thread."""
+    """Display that is redrawn at phase changes and after steps, at most four times a second, without a thread."""
 
     Config = ConsoleConfig
 

@@ -27,7 +27,7 @@ _SHOWN = {
     "response_length/mean": "length",
     "actor/rollout_logprob_gap": "logprob gap",
     "reward/num_error": "reward errors",
-    "reward/num_timeout": "reward time-outs",
+    "reward/num_timeout": "reward timeouts",
 }
 _ONLY_WHEN_SET = ("reward/num_error", "reward/num_timeout")
 
@@ -183,7 +183,7 @@ def _sample(sample: SampleRecord, width: int) -> Text:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Replace unprintable characters and shorten a long text in the middle."""
+    """Replace unprintable characters, and cut the middle out of a long text."""
     printable = "".join(c if c.isprintable() else {"\n": "⏎", "\t": " "}.get(c, "·") for c in text)
     if len(printable) <= limit:
         return printable
@@ -192,7 +192,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def summary(facts: Mapping[str, object]) -> RenderableType:
-    """Return the final panel; `facts` come from `rlcore.trainer.summary`, and any may be missing."""
+    """Return the final panel; `facts` come from `rlcore.trainer.summary`, and any of them may be missing."""
     table = Table.grid(padding=(0, 2))
     error = facts.get("error")
     steps = f"{facts.get('steps', '?')} of {facts.get('total_steps', '?')} in {duration(_number(facts, 'seconds'))}"

@@ -68,7 +68,7 @@ class JSONLTracker:
         self._files.clear()
 
     def _describe(self, **facts: Any) -> None:
-        """Add facts to run.json, which is replaced in one step."""
+        """Add facts to run.json, which is replaced atomically."""
         self._run |= facts
         beside = self.run_path.with_suffix(".new")
         text = json.dumps(_finite(self._run), ensure_ascii=False, default=str, indent=1)
@@ -82,7 +82,7 @@ class JSONLTracker:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON lacks by None; empty cells of data sets are often NaN."""
+    """Replace numbers that JSON cannot represent with None; empty cells of datasets are often NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -100,7 +100,7 @@ def _move_aside(path: Path) -> None:
 
 
 def _cut_after(path: Path, step: int) -> None:
-    """Keep the lines up to a step, without lines left incomplete by a crash or a full disk."""
+    """Keep the lines up to a step; drop lines that a crash or a full disk left incomplete."""
     if not path.exists():
         return
     beside = path.with_suffix(".cut")

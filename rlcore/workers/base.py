@@ -22,9 +22,9 @@ class Worker:
     """
 
     default_loss: ClassVar[str] = ""
-    """`RoleSpec.loss` of roles that do not set it."""
+    """Default of `RoleSpec.loss`."""
     default_weights_from: ClassVar[str] = ""
-    """`RoleSpec.weights_from` of roles that do not set it."""
+    """Default of `RoleSpec.weights_from`."""
     updated_every_step: ClassVar[bool] = False
     """True if the role receives new weights after every step, like a rollout."""
 

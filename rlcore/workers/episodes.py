@@ -22,5 +22,5 @@ class EpisodeOptions:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a conversation."""
+        """Maximum number of tokens in a conversation."""
         return min(self.limits.max_tokens or self.context_length, self.context_length)

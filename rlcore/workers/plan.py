@@ -1,4 +1,4 @@
-"""What a worker class sees of a planned run, and what it answers about its memory."""
+"""The parts of a planned run that a worker class sees, and its memory estimate."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ChosenPlugin(Protocol):
 
     @property
     def resolved(self) -> Resolved:
-        """The class, and the `spec` from which hosts import it."""
+        """The plugin's class, and the `spec` from which hosts import it."""
 
     @property
     def config(self) -> Any:
-        """An instance of its `Config`."""
+        """Settings of the plugin, an instance of its `Config`."""
 
 
 class RunPlan(Protocol):
@@ -63,7 +63,7 @@ class RunPlan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What is known of a role's pool before the start."""
+    """Facts about a role's pool before the start."""
 
     num_devices: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
@@ -78,6 +78,6 @@ class RoleMemory:
     """Estimated memory of one worker of a role, in bytes."""
 
     device: int = 0
-    """On its device."""
+    """Memory on the worker's device."""
     offloaded: int = 0
-    """In host memory while its device is used by others."""
+    """Host memory while other workers use the device."""

@@ -41,7 +41,7 @@ class RolloutWorker(Worker):
 
     @classmethod
     def max_tokens(cls, plan: RunPlan, role: str) -> int:
-        """Return the most tokens of a sequence."""
+        """Return the maximum number of tokens in a sequence."""
         return plan.config.data.max_prompt_tokens + plan.config.sampling.max_response_tokens
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Runs of a few steps on the quickstart model, for behaviour that only a whole run shows."""
+"""Runs of a few steps on the quickstart model, for behavior that only a whole run shows."""
 
 import json
 import os

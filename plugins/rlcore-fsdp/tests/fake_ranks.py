@@ -1,6 +1,6 @@
 """Peak memory of a training step on one of many ranks, with fake tensors and no other ranks.
 
-The real backend is built and runs forward, backward (through FSDP's hooks) and an optimiser step, while torch's memory
+The real backend is built and runs forward, backward (through FSDP's hooks) and an optimizer step, while torch's memory
 tracker counts every storage. Loading weights, comparing packed samples and the gradient norm need values and are left
 out.
 """
@@ -56,7 +56,7 @@ def peak_bytes(path, world_size, *, trained=True, precision="bfloat16", **settin
 
         backend._outputs = outputs
         with mode:
-            step()  # creates the optimiser state, and DTensor's own fake tensors, which the tracker would count
+            step()  # creates the optimizer state, and DTensor's own fake tensors, which the tracker would count
             tracker.track_external(packed, *(backend._optimizer._all if trained else ()))
             with tracker:
                 step()

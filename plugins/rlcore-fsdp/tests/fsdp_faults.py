@@ -7,7 +7,7 @@ from rlcore_fsdp import FSDPBackend
 
 
 class DiesInStep(FSDPBackend):
-    """Backend whose rank 1 is killed in the fifth optimiser step."""
+    """Backend whose rank 1 is killed in the fifth optimizer step."""
 
     def step(self):
         if self.num_steps == 4 and self.mesh.rank == 1 and not os.environ.get("RLCORE_TEST_RESUMED"):

@@ -13,7 +13,7 @@ from rlcore.testing.training import make_batch, save_model, shares, train
 
 CODED = {"optimizer": "adamw_8bit"}
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_key_value_heads": 4, "num_hidden_layers": 1}
-"""Sizes at which half a matrix has 8,192 values (quantised), and half an embedding fewer than 4,096 (not quantised)."""
+"""Sizes at which half a matrix has 8,192 values (quantized), and half an embedding fewer than 4,096 (not quantized)."""
 STEPS = 3
 
 
@@ -97,7 +97,7 @@ def test_codes_are_restored_bit_for_bit(key, lowest, parameter):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("of", ["other ranks", "another optimiser"])
+@pytest.mark.parametrize("of", ["other ranks", "another optimizer"])
 def test_values_with_other_blocks_are_quantised_again(of, parameter):
     values = torch.rand(64, 128, generator=torch.Generator().manual_seed(0))
     scales = {"exp_avg_sq_scale": torch.arange(1.0, 65.0)[:, None].expand(64, 128)}

@@ -1,7 +1,7 @@
 """Losses, gradient norms and weights after ten steps equal those of `local`, on every grid of one, two and four processes.
 
 Tolerances: sums over ranks and shards are added in another order than in one process, which changes the last one or two
-float32 bits (6e-8 relative each) in every step. Over ten steps of an optimiser that never divides by less than 1e-2, this
+float32 bits (6e-8 relative each) in every step. Over ten steps of an optimizer that never divides by less than 1e-2, this
 grows by less than a factor of 100. A lost or doubled gradient is off by at least 1e-2.
 """
 

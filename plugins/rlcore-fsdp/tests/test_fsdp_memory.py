@@ -1,6 +1,6 @@
 """The planned bytes of a model compared with torch's memory tracker, on one of up to 1,024 fake ranks.
 
-Covered: shards, gathered parameters, gradients and optimiser state. Not covered: activations, tensor parallelism (its
+Covered: shards, gathered parameters, gradients and optimizer state. Not covered: activations, tensor parallelism (its
 mesh cannot be built from fake tensors), host memory, fragmentation of the CUDA allocator and NCCL's buffers.
 """
 

@@ -1,7 +1,7 @@
 """Test double that lets megatron-core run without CUDA, by redirecting its uses of "cuda" to the CPU.
 
 Covers what megatron-core 0.16 uses. Inside `on_cpu()` (per thread), devices named "cuda" are the CPU, tensors report CUDA
-type strings to its optimisers, its random states are the CPU's, and streams do nothing. `CPUMegatron` is the backend
+type strings to its optimizers, its random states are the CPU's, and streams do nothing. `CPUMegatron` is the backend
 inside it; runs select it with `backend=cpu_double.py:CPUMegatron`. No product code refers to it.
 """
 

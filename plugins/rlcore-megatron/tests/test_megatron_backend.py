@@ -550,7 +550,7 @@ def test_error_without_cuda_names_the_backends_to_use(path):
 
     first, second = str(refused.value).splitlines()
     assert first.startswith(
-        "backend=megatron needs CUDA devices: megatron-core, its distributed optimiser and Transformer"
+        "backend=megatron needs CUDA devices: megatron-core, its distributed optimizer and Transformer"
     )
     assert second == "Type  backend=fsdp  or  backend=local"
 

@@ -1,7 +1,7 @@
 """Log-probs, losses, gradient norms and weights after six steps equal those of `local`, on every grid.
 
 Tolerances: sums over devices and micro-batches are added in another order than in one process, which changes the last one
-or two float32 bits (6e-8 relative each) in every step. Over six steps of an optimiser that never divides by less than 1e-2,
+or two float32 bits (6e-8 relative each) in every step. Over six steps of an optimizer that never divides by less than 1e-2,
 this grows by less than a factor of 100. A lost or doubled gradient is off by at least 1e-2.
 """
 

@@ -211,7 +211,7 @@ def test_the_judge_gets_the_filled_template_and_its_last_score_counts(server, sc
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("I cannot say", "has no score: …'I cannot say'"), ("", "empty judgement"), (None, "empty judgement")],
+    [("I cannot say", "has no score: …'I cannot say'"), ("", "empty judgment"), (None, "empty judgment")],
 )
 def test_a_judgement_without_a_score_is_an_error(server, score, content, text):
     server.answers.answer = lambda body: {"choices": [{"message": {"content": content}}]}

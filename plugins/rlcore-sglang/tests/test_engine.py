@@ -172,7 +172,7 @@ class TestWeightsMeanwhile:
             assert switch > 0, "no token was sampled before the new weights arrived"
             named = list(sample.token_versions).count(10)
             assert list(sample.token_versions) == [10] * named + [11] * (len(found) - named)
-            # In place, SGLang attaches the version when it returns a token: one is sampled before and labelled after.
+            # In place, SGLang attaches the version when it returns a token: one is sampled before and labeled after.
             assert switch - named in ((0, 1) if pause == "in_place" and not plainly else (0,))
             if pause != "in_place":  # otherwise the new tokens attend to the KV cache of the old weights
                 assert bool(is_new[switch:].all()), f"token {switch} on must be sampled under the new weights alone"

@@ -1,4 +1,4 @@
-"""GPU-specific behaviour, tested without a GPU: vLLM's sleep allocator with simulated memory, and vLLM's defaults for a
+"""GPU-specific behavior, tested without a GPU: vLLM's sleep allocator with simulated memory, and vLLM's defaults for a
 GPU."""
 
 from types import SimpleNamespace

@@ -1,1 +1,1 @@
-"""Shared parts of backends; `base.PackedBackend` is where a new one starts."""
+"""Shared parts of backends; a new backend starts from `base.PackedBackend`."""

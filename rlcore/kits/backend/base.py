@@ -34,10 +34,10 @@ class PackedBackend:
         self.model_config, self.optimizer_config, self.context = model, optimizer, context
         self.device = torch.device(context.device)
         self.num_steps = 0
-        """Optimiser steps so far."""
+        """Optimizer steps so far."""
         self.weight_update = WeightUpdate()
         self.max_tokens = model.max_tokens_per_device
-        """Most tokens in a micro-batch; a multiple of the setting if several devices share the tokens."""
+        """Maximum number of tokens in a micro-batch; a multiple of the setting if several devices share the tokens."""
         self.output_names = ("log_probs", "entropy") if context.head == "token" else ("values",)
 
     def run(self, micro_batches: Sequence[Batch], use: UseOutputs, *, temperature: float, backward: bool) -> None:
@@ -91,7 +91,7 @@ class PackedBackend:
         return merge_metrics(metrics)
 
     def step(self) -> Metrics:
-        """Run an optimiser step; a gradient that is not finite changes nothing."""
+        """Run an optimizer step; a gradient that is not finite changes nothing."""
         assert self.context.trained, "step on a frozen model"
         lr = lr_at(self.optimizer_config, self.num_steps, self.context.total_steps)
         norm = self.apply_gradients(lr)

@@ -39,7 +39,7 @@ class ShardSaving:
     """A checkpoint being written, with the tensors as they were when the save began."""
 
     def __init__(self, directory: Path, state: State, written: Future[Any] | None, group: dist.ProcessGroup) -> None:
-        """Begin to wait for `written`, the file of this rank, or None if there is nothing to wait for."""
+        """Track the write of this rank's file, `written`; None if there is nothing to wait for."""
         self._directory, self._state, self._written, self._group = directory, state, written, group
 
     def finish(self) -> None:

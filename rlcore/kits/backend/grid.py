@@ -12,9 +12,9 @@ from rlcore.protocols.backend import BackendContext
 
 
 def need_process_group(context: BackendContext) -> None:
-    """Check the process group that the host has initialised, or create one for a single rank."""
+    """Check the process group that the host has initialized, or create one for a single rank."""
     if not dist.is_initialized():
-        assert context.world_size == 1, f"torch.distributed is not initialised on one of {context.world_size} ranks"
+        assert context.world_size == 1, f"torch.distributed is not initialized on one of {context.world_size} ranks"
         backend = "gloo" if context.device == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     found = dist.get_world_size()

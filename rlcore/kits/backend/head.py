@@ -2,7 +2,7 @@
 
 The logits z = h Wᵀ (+ b) exist for one chunk of tokens at a time, in float32. With more than one chunk, the backward
 pass recomputes the logits of each chunk. The gradient of W is accumulated in float32. With p = softmax(z / t), its
-normaliser lse = log Σ exp(z / t) and its entropy H:
+normalizer lse = log Σ exp(z / t) and its entropy H:
 
     log p(y) = z_y / t - lse                 H = lse - Σ p · z / t
     d log p(y) / dz = (onehot(y) - p) / t    dH / dz = -p · (log p + H) / t

@@ -12,7 +12,7 @@ from rlcore.protocols.backend import OptimizerConfig
 
 
 def lr_at(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Return the learning rate of optimiser step `step`, from 0: linear warm-up, then decay to lr · min_lr_ratio."""
+    """Return the learning rate of optimizer step `step`, from 0: linear warm-up, then decay to lr · min_lr_ratio."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant" or total_steps <= config.warmup_steps:
@@ -30,7 +30,7 @@ def make_adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
-    """Return the optimiser's state, each tensor under "parameter/key"."""
+    """Return the optimizer's state, each tensor under "parameter/key"."""
     return {
         f"{name}/{key}": value
         for parameter, name in names.items()

@@ -10,7 +10,7 @@ from rlcore.errors import ModelError
 
 
 class WeightUpdate:
-    """The last update of a model's parameters from a stream; a model with only a part of one is not used."""
+    """Update of a model's parameters from a stream; a model with an incomplete update must not be used."""
 
     def __init__(self) -> None:
         self.failure = ""

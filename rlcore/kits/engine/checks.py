@@ -25,7 +25,7 @@ class Limits:
 
     vocab_size: int
     context_length: int
-    """Most tokens of prompt and response together."""
+    """Maximum number of tokens of prompt and response together."""
     end_ids: tuple[int, ...]
     """End-of-sequence tokens of the model."""
 

@@ -63,7 +63,7 @@ class EngineConfig:
     bucket_mb: int = 256
     """Size of the buckets in which weights are sent."""
     timeout_s: float = 600.0
-    """Timeout of one answer from a server, or from an engine in another process."""
+    """Timeout of one response from a server, or from an engine in another process."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Additional arguments of the engine, by the names that the engine gives them. Example: {attention_backend: fa3}"""
 

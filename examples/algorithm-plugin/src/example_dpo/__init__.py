@@ -1,4 +1,4 @@
-"""Online DPO, arXiv 2402.04792: preference optimisation on the policy's own responses.
+"""Online DPO, arXiv 2402.04792: preference optimization on the policy's own responses.
 
     best, worst = the responses to a prompt with the highest and the lowest reward
     m = beta · [(log p - log p_ref)(best) - (log p - log p_ref)(worst)],   loss = mean over pairs of -log sigmoid(m)
@@ -36,7 +36,7 @@ class ExampleDPOConfig(EpochsConfig):
 
 
 class ExampleDPO(Epochs):
-    """Direct preference optimisation on the best and the worst response; the base class provides `update`."""
+    """Direct preference optimization on the best and the worst response; the base class provides `update`."""
 
     Config = ExampleDPOConfig
     compares_samples = True

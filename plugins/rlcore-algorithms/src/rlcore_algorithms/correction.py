@@ -17,7 +17,7 @@ Weights carry no gradient and multiply the policy's terms, not the entropy bonus
 
 Departures:
 1. A token with weight 0 still counts in the mean, so the gradient does not depend on how a batch is split.
-2. Weights are not normalised over the batch, for the same reason.
+2. Weights are not normalized over the batch, for the same reason.
 """
 
 from __future__ import annotations

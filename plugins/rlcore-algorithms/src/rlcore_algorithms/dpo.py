@@ -1,4 +1,4 @@
-"""DPO: direct preference optimisation on the pairs of a data set, arXiv 2305.18290.
+"""DPO: direct preference optimization on the pairs of a dataset, arXiv 2305.18290.
 
     loss = -log sigmoid(beta · [(log p - log p_ref)(chosen) - (log p - log p_ref)(rejected)])        (eq. 7)
 

@@ -2,8 +2,8 @@
 
     A_i = r_i - mean of its group;   loss = 1/rows · Σ over responses Σ over tokens of the clipped loss of PPO
 
-GRPO without the division by the standard deviation, which favours prompts that are too easy or too hard, and
-by the length, which favours long wrong responses. Departure: the paper's code divides the sum by the token
+GRPO without the division by the standard deviation, which favors prompts that are too easy or too hard, and
+by the length, which favors long wrong responses. Departure: the paper's code divides the sum by the token
 limit, a constant; here it is omitted, so `optimizer.clip_grad_norm` sees a larger gradient.
 """
 

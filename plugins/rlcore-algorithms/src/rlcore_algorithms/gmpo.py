@@ -1,4 +1,4 @@
-"""GMPO: geometric-mean policy optimisation, arXiv 2507.20673.
+"""GMPO: geometric-mean policy optimization, arXiv 2507.20673.
 
     c_t = log p - log p_old, at most clip_high where A > 0, at least -clip_low where A < 0
     loss = mean over responses of  -A_i · exp(mean over tokens of c_t)

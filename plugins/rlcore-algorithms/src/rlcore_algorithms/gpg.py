@@ -7,7 +7,7 @@ No ratio, no clip, no reference. Departures:
 1. alpha is computed over the step, not the mini-batch; other implementations count nonzero rewards instead.
 2. F_norm is 1.
 A gradient without a ratio is correct only for the policy that sampled, so epochs > 1 is refused; with several
-mini-batches, later ones are off-policy by the preceding optimiser steps.
+mini-batches, later ones are off-policy by the preceding optimizer steps.
 """
 
 from __future__ import annotations

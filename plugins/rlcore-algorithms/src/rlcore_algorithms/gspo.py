@@ -1,4 +1,4 @@
-"""GSPO: group sequence policy optimisation, arXiv 2507.18071.
+"""GSPO: group sequence policy optimization, arXiv 2507.18071.
 
     s_i = (p(response) / p_old(response)) ^ (1 / length) = exp(mean over tokens of log p - log p_old)
     loss = mean over responses of  -min(s_i · A_i, clip(s_i, 1 - clip_low, 1 + clip_high) · A_i)

@@ -1,4 +1,4 @@
-"""Online DPO: direct preference optimisation on the policy's own responses, arXiv 2402.04792.
+"""Online DPO: direct preference optimization on the policy's own responses, arXiv 2402.04792.
 
     chosen, rejected = the best and the worst of n responses to a prompt, by their reward
     loss = -log sigmoid(beta · [(log p - log p_ref)(chosen) - (log p - log p_ref)(rejected)])
@@ -38,7 +38,7 @@ class OnlineDPOConfig(EpochsConfig):
 
 
 class OnlineDPO(Pairwise):
-    """Direct preference optimisation on the best and the worst response to each prompt."""
+    """Direct preference optimization on the best and the worst response to each prompt."""
 
     Config = OnlineDPOConfig
     compares_samples = True

@@ -3,7 +3,7 @@
     A_i = r_i - mean of r over all responses of the step;   loss = -mean over tokens of  A_i · log p(token)
 
 Departures:
-1. The gradient is taken through PPO's clipped ratio, which is the same in the first optimiser step on a
+1. The gradient is taken through PPO's clipped ratio, which is the same in the first optimizer step on a
    sample and bounded in later ones.
 2. The baseline includes the response's own reward, which scales the gradient by 1 - 1/n for n responses.
 """

@@ -42,6 +42,6 @@ class ReinforcePlusPlus(Family):
 
 
 class ReinforcePlusPlusBaseline(Family):
-    """Policy gradient with rewards centred on the group and whitened over the step."""
+    """Policy gradient with rewards centered on the group and whitened over the step."""
 
     Config = ReinforcePlusPlusBaselineConfig

@@ -6,7 +6,7 @@ Works with one sample per prompt. A step then generates two responses per prompt
 of the experience and not counted as a sample.
 
 Departures:
-1. The loss is PPO's clipped loss, which has the paper's gradient in the first optimiser step on a sample.
+1. The loss is PPO's clipped loss, which has the paper's gradient in the first optimizer step on a sample.
 2. If the greedy response has no score, the mean of the sampled ones is used (`experience/baseline_missing`).
 """
 

@@ -3,7 +3,7 @@
     A_i = r_i - mean of r over the other responses to the same prompt = n/(n-1) · (r_i - mean of the group)
 
 Departures:
-1. The loss is PPO's clipped loss, which has the paper's gradient in the first optimiser step on a sample.
+1. The loss is PPO's clipped loss, which has the paper's gradient in the first optimizer step on a sample.
 2. The paper sums over the tokens of a response, `average=seq-mean-token-sum`, and has the KL penalty in the
    reward; here the sum is the default, and the penalty is off until `kl.coefficient` is set.
 """

@@ -1,4 +1,4 @@
-"""SAPO: soft adaptive policy optimisation, arXiv 2511.20347.
+"""SAPO: soft adaptive policy optimization, arXiv 2511.20347.
 
     f(ratio) = sigmoid(tau · (ratio - 1)) · 4 / tau,   tau = tau_positive where A > 0, else tau_negative
     loss = mean over responses of the mean over tokens of  -f(ratio) · A

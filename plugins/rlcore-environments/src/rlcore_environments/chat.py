@@ -1,4 +1,4 @@
-"""Conversion of messages to token ids, turn by turn, without tokenising the model's responses again."""
+"""Conversion of messages to token ids, turn by turn, without tokenizing the model's responses again."""
 
 from __future__ import annotations
 

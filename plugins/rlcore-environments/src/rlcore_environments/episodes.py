@@ -160,7 +160,7 @@ class _Player:
             closing = asyncio.ensure_future(self._close(made, episode, row))
             try:
                 await asyncio.shield(closing)
-            except asyncio.CancelledError:  # another episode has ended the step; closing has its own time-out
+            except asyncio.CancelledError:  # another episode has ended the step; closing has its own timeout
                 await closing
                 raise
         if not episode.token_ids:

@@ -24,7 +24,7 @@ _MAX_BLOCKED = 8
 _STOP_S = 2.0
 """Time for running calls to finish when their thread stops."""
 _GRACE_S = 5.0
-"""Time for a cancelled call to finish, but no more than the time-out of the call."""
+"""Time for a cancelled call to finish, but no more than the timeout of the call."""
 
 
 class TooManyBlocked(InfrastructureError):
@@ -79,7 +79,7 @@ class Stage:
                 raise TimeoutError(own or f"its thread was blocked by another episode at {thread.where}")
 
     async def _watch(self) -> None:
-        """Replace a thread whose event loop has been blocked for longer than the time-out of a call."""
+        """Replace a thread whose event loop has been blocked for longer than the timeout of a call."""
         seen, quiet_s = -1, 0.0
         while True:
             await asyncio.sleep(_POLL_S)

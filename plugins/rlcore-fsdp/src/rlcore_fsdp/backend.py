@@ -94,7 +94,7 @@ class FSDPBackend(PackedBackend):
                 self._packed.settle()  # the parameters must be shards again when the adapters are turned on
 
     def apply_gradients(self, lr: float) -> float | None:
-        """Clip gradients and run the optimiser; skip the step if a gradient is not finite."""
+        """Clip gradients and run the optimizer; skip the step if a gradient is not finite."""
         assert self._optimizer is not None, "step on a frozen model"
         sum_over_tensor_axis(self._partial, self._grid)
         norm = gradient_norm(self._names, self._grid)
@@ -103,7 +103,7 @@ class FSDPBackend(PackedBackend):
             return None
         if self.optimizer_config.clip_grad_norm:
             clip(self._names, norm, self.optimizer_config.clip_grad_norm)
-        with self._explained("optimiser step"):
+        with self._explained("optimizer step"):
             self._optimizer.step(lr)
         return float(norm)
 

@@ -44,7 +44,7 @@ class FSDPState(State):
     base: int = 0
     """Fingerprint of the weights that the adapters belong to; 0 without adapters."""
     counters: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Parameter -> counters of the optimiser."""
+    """Parameter -> counters of the optimizer."""
     tensors: dict[str, list[int]] = field(default_factory=dict)
     """Name -> global shape of every tensor."""
 

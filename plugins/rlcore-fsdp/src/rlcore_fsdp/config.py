@@ -26,7 +26,7 @@ class FSDPConfig:
     mini-batch; less communication, but until then each device holds the full float32 gradient (56 GiB for 15 B
     parameters)."""
     cpu_offload: bool = False
-    """Keep parameters, gradients and optimiser state in host memory; each layer is moved to the device to compute it."""
+    """Keep parameters, gradients and optimizer state in host memory; each layer is moved to the device to compute it."""
     compile: bool = False
     """Apply torch.compile to each layer."""
     layers: str = ""

@@ -1,11 +1,11 @@
 """AdamW with 8-bit moments (Dettmers et al. 2022, arXiv 2110.02861), using torchao's kernel; checkpoints are float32.
 
-Moments are quantised in blocks of 256 values: one scale, and a code per value. A checkpoint stores both as float32
+Moments are quantized in blocks of 256 values: one scale, and a code per value. A checkpoint stores both as float32
 tensors of the parameter's shape, KEY (values) and KEY_scale. On the same number of ranks the codes are restored bit for
-bit; on another number, where the blocks differ, the values are quantised again. A shard with fewer than 4,096 values
+bit; on another number, where the blocks differ, the values are quantized again. A shard with fewer than 4,096 values
 keeps its moments in float32, with scale 0.
 
-torchao's own optimiser is not used: it caches compiled code for a DTensor by the global shape, and fails when two ranks
+torchao's own optimizer is not used: it caches compiled code for a DTensor by the global shape, and fails when two ranks
 of one machine have shards of different sizes.
 """
 
@@ -96,7 +96,7 @@ def unpacked(parameter: Tensor, key: str, moment: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def packed(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Invert `unpacked` for all moments of a parameter; moments from another optimiser have no scale."""
+    """Invert `unpacked` for all moments of a parameter; moments from another optimizer have no scale."""
     from torchao.optim.quant_utils import quantize_8bit_with_qmap
 
     made = {}
@@ -115,7 +115,7 @@ def packed(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def is_scale(key: str) -> bool:
-    """Return whether a checkpoint tensor is a scale, which only this optimiser uses."""
+    """Return whether a checkpoint tensor is a scale, which only this optimizer uses."""
     return key.endswith(_SCALE)
 
 

@@ -79,7 +79,7 @@ def plain_name(name: str) -> str:
 
 @torch.no_grad()
 def start_adapters(parameters: dict[str, Tensor], seed: int) -> None:
-    """Initialise A uniformly in ±1/√in and B with zeros, from name and seed: the same on any number of ranks."""
+    """Initialize A uniformly in ±1/√in and B with zeros, from name and seed: the same on any number of ranks."""
     for name, parameter in parameters.items():
         local: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         if ".lora_B." in name:

@@ -58,7 +58,7 @@ def explained(
     """Convert the allocator's error into one that names the setting to change.
 
     Args:
-        phase: "forward", "forward and backward" or "optimiser step".
+        phase: "forward", "forward and backward" or "optimizer step".
         num_tokens: tokens of the current micro-batch; None outside a micro-batch.
         holds_whole_gradient: the device holds the full gradient, so smaller micro-batches would not help.
     """
@@ -81,7 +81,7 @@ def _advice(phase: str, num_tokens: int | None, max_tokens: int, device: torch.d
     if num_tokens is None:
         return (
             f"{first}: {why}\n"
-            "Type  backend.cpu_offload=true  to keep parameters and optimiser in host memory, or add devices to the pool."
+            "Type  backend.cpu_offload=true  to keep parameters and optimizer in host memory, or add devices to the pool."
         )
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     used = f" ({(peak - before) / _GIB:.1f} GiB above the {before / _GIB:.1f} GiB before it)" if peak else ""

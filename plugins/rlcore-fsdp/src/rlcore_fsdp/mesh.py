@@ -1,7 +1,7 @@
 """The grid of devices and its process groups.
 
 Ranks are laid out as replicate · shard · context · tensor, the last varying fastest, so that the ranks of a tensor- or
-context-parallel group are neighbours. FSDP shards over the shard and context axes together: ranks that split the tokens
+context-parallel group are neighbors. FSDP shards over the shard and context axes together: ranks that split the tokens
 of a sample hold different parameters, like ranks with different samples.
 """
 

@@ -1,4 +1,4 @@
-"""The optimiser over sharded parameters: gradient norm, clipping, AdamW (also 8-bit) or Muon, and state as named tensors.
+"""The optimizer over sharded parameters: gradient norm, clipping, AdamW (also 8-bit) or Muon, and state as named tensors.
 
 Parameters sharded over different meshes (FSDP only, or FSDP and tensor axis) cannot share one fused kernel, so they form
 separate parameter groups. The gradient norm needs two numbers from each rank: one for gradients sharded by FSDP only,
@@ -85,7 +85,7 @@ class Optimizers:
         return found
 
     def empty_tensors(self, stored: Iterable[str]) -> dict[str, Tensor]:
-        """Return zero tensors to load a checkpoint into, for those of the `stored` names that belong to this optimiser."""
+        """Return zero tensors to load a checkpoint into, for those of the `stored` names that belong to this optimizer."""
         parameters = {name: parameter for parameter, name in self._names.items()}
         made = {}
         for name in stored:

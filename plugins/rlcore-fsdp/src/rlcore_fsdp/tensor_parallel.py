@@ -3,7 +3,7 @@
 Embedding and output are not split over the tensor axis (only FSDP shards them): every rank of a tensor group computes
 the log-probs of its samples, and parameters that are not split have the same gradient on all ranks. The exception are
 norms over the heads of a rank (Qwen3): each rank has a part of their gradient, and the parts are summed once before each
-optimiser step.
+optimizer step.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class MegatronBackend(PackedBackend):
         self._engine.run([_tokens(part) for part in micro_batches], compute, backward=backward)
 
     def apply_gradients(self, lr: float) -> float | None:
-        """Sum and clip gradients and run the optimiser; skip the step if a gradient is not finite."""
+        """Sum and clip gradients and run the optimizer; skip the step if a gradient is not finite."""
         return self._engine.step(lr)
 
     def num_micro_batches(self, num_planned: int) -> int:
@@ -130,7 +130,7 @@ class MegatronBackend(PackedBackend):
         return data_parallel_size(config, cls.families, model, world_size=world_size, device=device)
 
     def offload(self) -> None:
-        """Move parameters, gradients and optimiser state to host memory."""
+        """Move parameters, gradients and optimizer state to host memory."""
         self._engine.offload()
 
     def reload(self) -> None:

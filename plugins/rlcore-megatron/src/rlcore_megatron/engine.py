@@ -1,4 +1,4 @@
-"""One rank's part of a model: micro-batches through megatron-core's schedules, optimiser steps, loading and saving.
+"""One rank's part of a model: micro-batches through megatron-core's schedules, optimizer steps, loading and saving.
 
 The backend imports this module, and with it megatron-core, only after it has checked that megatron-core is installed.
 Shapes: T tokens of a micro-batch, t of them on this rank, n tokens under the loss, D hidden size.
@@ -136,7 +136,7 @@ class Engine:
         return join(found, mine, len(before), context)
 
     def step(self, lr: float) -> float | None:
-        """Run an optimiser step and return the gradient norm, or None if it is not finite and the step was skipped."""
+        """Run an optimizer step and return the gradient norm, or None if it is not finite and the step was skipped."""
         assert self._optimizer is not None, "step on a frozen model"
         self._check_here("step")
         self._has_gradients = False
@@ -231,7 +231,7 @@ class Engine:
         return state.num_steps
 
     def offload(self) -> None:
-        """Move parameters, gradients and optimiser state to host memory."""
+        """Move parameters, gradients and optimizer state to host memory."""
         if self._away is None:
             tensors = [tensor for chunk in self._model.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
             gradients = []

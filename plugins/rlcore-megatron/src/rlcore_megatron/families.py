@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, Family] = {
             "moe_router_load_balancing_type": "none",
             "moe_router_dtype": "fp32",
             "moe_token_dispatcher_type": "alltoall",
-            # softmax over the chosen experts equals the softmax over all experts, normalised to sum to 1
+            # softmax over the chosen experts equals the softmax over all experts, normalized to sum to 1
             "moe_router_pre_softmax": False,
         },
         from_config={

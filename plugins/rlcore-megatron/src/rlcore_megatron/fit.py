@@ -37,7 +37,7 @@ def data_parallel_size(
 def no_cuda(reason: str) -> ConfigError:
     """Return the error for a missing CUDA device."""
     return ConfigError(
-        "backend=megatron needs CUDA devices: megatron-core, its distributed optimiser and Transformer Engine allocate on"
+        "backend=megatron needs CUDA devices: megatron-core, its distributed optimizer and Transformer Engine allocate on"
         f" them by name; {reason}\nType  backend=fsdp  or  backend=local"
     )
 

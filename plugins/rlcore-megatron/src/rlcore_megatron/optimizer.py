@@ -1,6 +1,6 @@
-"""megatron-core's optimisers: a step, and the state of one parameter as plain tensors of its shape.
+"""megatron-core's optimizers: a step, and the state of one parameter as plain tensors of its shape.
 
-megatron-core's own optimiser checkpoints are not used, because they are pickles and store state as flat buffers. Here
+megatron-core's own optimizer checkpoints are not used, because they are pickles and store state as flat buffers. Here
 each parameter has `param` (float32), `exp_avg` and `exp_avg_sq`, gathered from the data-parallel devices that shard it.
 """
 
@@ -33,7 +33,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """Gradient buffers and optimisers of this rank's part of a model. Every method is collective."""
+    """Gradient buffers and optimizers of this rank's part of a model. Every method is collective."""
 
     def __init__(self, model: Model, config: MegatronConfig, optimizer: OptimizerConfig, grid: Grid) -> None:
         self._grid = grid
@@ -102,7 +102,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, parameter: nn.Parameter, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Set the state from the result of `state`; without moments, reset the optimiser."""
+        """Set the state from the result of `state`; without moments, reset the optimizer."""
         self.set_parameter(parameter, tensors["param"])
         inner, parts = self._parts(parameter)
         if not parts:
@@ -118,7 +118,7 @@ class Optimizer:
             known[name] = own.view_as(main).clone()
         if "step" in known or isinstance(inner.optimizer, torch.optim.AdamW):
             known["step"] = torch.tensor(float(num_steps))
-        for group in inner.optimizer.param_groups:  # step count of fused optimisers
+        for group in inner.optimizer.param_groups:  # step count of fused optimizers
             group["step"] = num_steps
 
     @torch.no_grad()
@@ -151,7 +151,7 @@ class Optimizer:
         return [inner for inner in chained if not getattr(inner, "is_stub_optimizer", False)]
 
     def _parts(self, parameter: nn.Parameter) -> tuple[Any, dict[str, Tensor]]:
-        """Return the optimiser of a parameter, and this rank's part of its state."""
+        """Return the optimizer of a parameter, and this rank's part of its state."""
         for inner in self._all():
             if isinstance(inner, DistributedOptimizer):
                 if parameter in inner.model_param_group_index_map:
@@ -163,7 +163,7 @@ class Optimizer:
                 state = inner.optimizer.state.get(main, {})
                 return inner, {"param": main} | {name: state[name] for name in MOMENTS if name in state}
         sharded = next((inner for inner in self._all() if isinstance(inner, DistributedOptimizer)), None)
-        assert sharded is not None or not self._all(), "parameter is not in any optimiser"
+        assert sharded is not None or not self._all(), "parameter is not in any optimizer"
         return sharded, {}
 
     def _here(self, tensor: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class Optimizer:
 
     @staticmethod
     def _range(inner: Any, parameter: nn.Parameter) -> slice:
-        """Return the range of the flat parameter that this rank's optimiser updates."""
+        """Return the range of the flat parameter that this rank's optimizer updates."""
         if not isinstance(inner, DistributedOptimizer):
             return slice(None)
         own = inner._get_model_param_range_map(parameter)["param"]

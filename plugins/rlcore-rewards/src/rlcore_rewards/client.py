@@ -22,7 +22,7 @@ class ServerConfig:
     url: str
     """Address of the server, such as http://localhost:8000/score"""
     timeout_s: float = 30.0
-    """Time-out of one attempt; reward.timeout_s limits all attempts for a sample together."""
+    """Timeout of one attempt; reward.timeout_s limits all attempts for a sample together."""
     retries: int = 3
     """Number of further attempts after a temporary failure."""
     backoff_s: float = 0.5

@@ -37,7 +37,7 @@ class JudgeConfig(ServerConfig):
     template: str = TEMPLATE
     """Format string with prompt, completion and the columns of the data."""
     pattern: str = r"[Ss]core:\s*(-?\d+(?:\.\d+)?)"
-    """Regular expression whose first group is the score; the last match in the judgement counts."""
+    """Regular expression whose first group is the score; the last match in the judgment counts."""
     scale: float = 10.0
     """Divisor of the score that gives the reward."""
     max_tokens: int = 512
@@ -51,7 +51,7 @@ class JudgeConfig(ServerConfig):
 
 
 class Judge:
-    """Reward from the judgement of a model. A judgement without a score is an error of its sample, never a 0.
+    """Reward from the judgment of a model. A judgment without a score is an error of its sample, never a 0.
 
     Example: rlcore train reward='[{name: judge, url: "http://localhost:8000/v1", model: MODEL}]' reward.timeout_s=120
     """
@@ -90,16 +90,16 @@ class Judge:
             "max_tokens": self._config.max_tokens,
             "temperature": self._config.temperature,
         }
-        judgement = _content(await self._client.post("/chat/completions", body))
-        found = self._pattern.findall(judgement)
+        judgment = _content(await self._client.post("/chat/completions", body))
+        found = self._pattern.findall(judgment)
         if not found:
-            raise SampleError(f"the judgement has no score: …{judgement[-80:]!r}")
+            raise SampleError(f"the judgment has no score: …{judgment[-80:]!r}")
         last = found[-1][0] if isinstance(found[-1], tuple) else found[-1]
         try:
             score = float(last) / self._config.scale
         except ValueError as error:
             raise SampleError(f"the judge's score {last!r} is not a number") from error
-        return RewardResult(score, metrics={"length": float(len(judgement))})
+        return RewardResult(score, metrics={"length": float(len(judgment))})
 
 
 def _readable(prompt: Any) -> str:
@@ -114,5 +114,5 @@ def _content(answer: Any) -> str:
     except (KeyError, IndexError, TypeError) as error:
         raise SampleError(f"the judge returned {answer!r:.100}, which is not a chat completion") from error
     if not isinstance(content, str | Mapping) or not content:
-        raise SampleError(f"the judge returned an empty judgement: {answer!r:.100}")
+        raise SampleError(f"the judge returned an empty judgment: {answer!r:.100}")
     return str(content)

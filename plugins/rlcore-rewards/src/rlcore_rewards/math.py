@@ -28,8 +28,8 @@ class Math:
 
     def __init__(self, config: MathConfig) -> None:
         math_verify = import_optional("math_verify", "reward 'math'", "rlcore-rewards[math]")
-        # Its time-outs use signals, which work only in the main thread, and it warns if they are disabled. The
-        # executor's time-outs apply instead.
+        # Its timeouts use signals, which work only in the main thread, and it warns if they are disabled. The
+        # executor's timeouts apply instead.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._parse, self._verify = math_verify.parse, math_verify.verify
         self._column = config.column

@@ -29,7 +29,7 @@ pages.samples = {
       field("low", "Reward from", {type: "number", step: "any"}), field("high", "to", {type: "number", step: "any"}),
       field("from", "Step from", {type: "number"}), field("until", "to", {type: "number"}), field("prompt", "Prompt", {type: "number"}),
       element("label", {}, "Order", order), kinds.size > 1 ? element("label", {}, "Kind", kind) : null,
-      all.some((sample) => sample.tokens) ? element("label", {}, "Colour tokens by", tint) : null);
+      all.some((sample) => sample.tokens) ? element("label", {}, "Color tokens by", tint) : null);
     let found = [], shown = 0;
     function show(n) {
       list.append(...found.slice(shown, shown + n).map((sample) => element("li", {}, article(sample, all))));
@@ -98,7 +98,7 @@ function article(sample, all, inGroup = false) {
     details(sample));
 }
 
-/** Return the response: turns of an episode, coloured tokens, or plain text. */
+/** Return the response: turns of an episode, colored tokens, or plain text. */
 function response(sample) {
   const turns = sample.columns?.episode_messages;
   if (Array.isArray(turns)) {

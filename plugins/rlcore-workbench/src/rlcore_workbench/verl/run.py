@@ -149,7 +149,7 @@ def _reward(launch: Launch, value: Any) -> Answer:
     if not launch.get(CUSTOM + "path"):
         return Answer("always", note="no custom function")
     item = ", ".join(f"{name}: {value}" for name, value in {"name": place, **options}.items())
-    return to("its signature is recognised", reward=f"[{{{item}}}]" if options else place)
+    return to("its signature is recognized", reward=f"[{{{item}}}]" if options else place)
 
 
 def _manager(launch: Launch, value: Any) -> Answer:
