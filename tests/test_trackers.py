@@ -421,8 +421,8 @@ def shown(facts):
     ("facts", "present", "absent"),
     [
         pytest.param(
-            {"steps": 5, "total_steps": 5, "next_command": "rlcore eval x", "resume_command": "rlcore train y"},
-            ["done", "try next", "rlcore eval x"], ["continue", "rlcore train y"], id="done",
+            {"steps": 5, "total_steps": 5, "next_command": "rlcore eval x", "resume_command": "rlcore train y", "report_command": "rlcore report x"},
+            ["done", "try next", "rlcore eval x", "see the run", "rlcore report x"], ["continue", "rlcore train y"], id="done",
         ),
         pytest.param(
             {"steps": 3, "total_steps": 5, "next_command": "rlcore eval x", "resume_command": "rlcore train y"},

@@ -205,11 +205,10 @@ def summary(facts: Mapping[str, object]) -> RenderableType:
         if key in facts:
             table.add_row(label, Text(str(facts[key]), overflow="fold"))
     unfinished = error is not None or facts.get("steps") != facts.get("total_steps")
-    command = "resume_command" if unfinished else "next_command"
-    if command in facts:
-        table.add_row(
-            "continue" if unfinished else "try next", Text(str(facts[command]), style="bold", overflow="fold")
-        )
+    command = ("continue", "resume_command") if unfinished else ("try next", "next_command")
+    for label, key in (command, ("see the run", "report_command")):
+        if key in facts:
+            table.add_row(label, Text(str(facts[key]), style="bold", overflow="fold"))
     title = Text(f"ended early: {error}" if error else "stopped early" if unfinished else "done")
     return Panel(table, title=title, border_style="red" if error else "yellow" if unfinished else "green")
 

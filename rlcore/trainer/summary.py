@@ -37,6 +37,7 @@ def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -
         "checkpoint": str(_short(latest.path)) if latest else None,
         "resume_command": f"rlcore train {typed} run.name={run.directory.name}" if latest else None,
         "next_command": f"rlcore {verb} {shlex.quote(str(directory))} {target}" if latest else None,
+        "report_command": f"rlcore report {shlex.quote(str(directory))}",
     }
     return {name: value for name, value in summary.items() if value is not None}
 
