@@ -15,7 +15,7 @@ from rlcore.data.loader import mix
 from rlcore.protocols.roles import Roles
 
 _PARTS, _ROUNDS = 32, 3
-"""Bisection of the range of cov: 32 parts in each of three rounds, to 1/32768 of the range."""
+"""Parts into which the range of cov is divided in each of three rounds: 32, which gives 1/32768 of the range."""
 
 
 def choose_at_random(

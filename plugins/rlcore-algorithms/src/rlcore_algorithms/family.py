@@ -149,14 +149,14 @@ def bounded_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
 
 
 def refuse_token_advantages(config: FamilyConfig, name: str) -> None:
-    """Refuse advantages per token, for losses with one ratio per response."""
+    """Refuse advantages per token; called by losses with one ratio per response."""
     whole = config.estimator != "reinforce_plus_plus"
     expected = f"an estimator with one advantage per response, because {name} has one ratio per response"
     require(whole, "estimator", expected, config.estimator, "grpo")
 
 
 def refuse_clip(config: FamilyConfig, name: str, *more: str) -> None:
-    """Refuse `dual_clip`, and the settings in `more`, for losses that would ignore them."""
+    """Refuse `dual_clip`, and the settings in `more`; called by losses that would ignore them."""
     for setting in ("dual_clip", *more):
         value, default = getattr(config, setting), type(config).__dataclass_fields__[setting].default
         require(value == default, setting, f"{default}, because {name} has no such bound", value, default)

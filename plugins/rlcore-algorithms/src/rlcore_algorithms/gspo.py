@@ -68,6 +68,6 @@ def carried(value: Tensor, gradient: Tensor) -> Tensor:
 
 
 def refuse_other_average(config: FamilyConfig, name: str) -> None:
-    """Refuse other averages, for losses that are by definition a mean over responses."""
+    """Refuse other averages; called by losses that are by definition a mean over responses."""
     expected = f"seq-mean-token-mean, because {name} has one term per response"
     require(config.average == "seq-mean-token-mean", "average", expected, config.average, "seq-mean-token-mean")

@@ -2,7 +2,7 @@
 
     A_i = r_i - reward of the greedy response to the same prompt
 
-Works with one sample per prompt. A step then generates two responses per prompt; the greedy one is not part
+One sample per prompt is enough. A step then generates two responses per prompt; the greedy one is not part
 of the experience and not counted as a sample.
 
 Departures:

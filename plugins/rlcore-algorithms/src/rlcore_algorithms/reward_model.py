@@ -54,7 +54,7 @@ class TrainedRewardModelWorker(TrainedWorker):
 
 
 class RewardModel(Pairwise):
-    """Training of a model that scores chosen responses above rejected ones."""
+    """Trains a model to score chosen responses above rejected ones."""
 
     Config = RewardModelConfig
     without = ("rollout", "reward")

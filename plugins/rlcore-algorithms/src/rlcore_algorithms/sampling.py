@@ -24,7 +24,7 @@ class RefillConfig:
     """Dynamic sampling: prompts whose responses all have the same reward are replaced by further prompts."""
 
     rounds: int = 0
-    """Most rounds of generation in a step; 0: groups without variance are kept."""
+    """Maximum number of rounds of generation in a step; 0: groups without variance are kept."""
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, "rounds", "0 (off) or more", self.rounds, 3)

@@ -27,7 +27,7 @@ class SFTConfig(EpochsConfig):
     """Settings of supervised fine-tuning."""
 
     response: str = "response"
-    """Column of the demonstrated responses. Where it is missing, the last message of each conversation is the response."""
+    """Column of the demonstrated responses. Without it, the last message of each conversation is the response."""
     average: Average = "token-mean"
 
     def __post_init__(self) -> None:

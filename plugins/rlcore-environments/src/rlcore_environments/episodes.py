@@ -1,7 +1,7 @@
 """Episodes: many concurrent conversations between a model and environments, each in its own coroutine.
 
 Called by the rollout worker instead of the engine. An episode becomes one sample: the whole conversation,
-with `loss_mask` on the tokens of the model. If an episode ends without a reward, its sample says why.
+with `loss_mask` on the tokens of the model. If an episode ends without a reward, its sample has the reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rlcore_environments.chat import Chat, tools_of
 from rlcore_environments.stage import Stage, TooManyBlocked
 
 _MAX_CALLS: Final = 8
-"""Most concurrent calls of the engine; requests that arrive meanwhile wait for the next call."""
+"""Maximum number of concurrent calls of the engine; requests that arrive in the meantime wait for the next call."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class _Call:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def end(self) -> None:
-        """Cancel the call; nothing waits for its result any more."""
+        """Cancel the call, whose result is no longer needed."""
         self._is_over = True
         if self.task is not None:
             self.task.cancel()
@@ -125,7 +125,7 @@ class _Call:
         try:
             async with limit:
                 value = await self._make()
-        except BaseException as error:  # even SystemExit must end only its own episode
+        except BaseException as error:  # even SystemExit must end only this call's episode
             if isinstance(error, asyncio.CancelledError) and self.task is not None and self.task.cancelling():
                 raise
             late = limit.expired() and isinstance(error, TimeoutError)

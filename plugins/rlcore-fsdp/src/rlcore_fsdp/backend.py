@@ -40,7 +40,7 @@ from rlcore_fsdp.model import PackedModel, build, check_fits, check_parts
 from rlcore_fsdp.optimizer import Optimizers, clip, gradient_norm, sum_over_tensor_axis
 
 _with_adapters: weakref.WeakValueDictionary[object, PackedModel] = weakref.WeakValueDictionary()
-"""Models of this process with adapters: a reference model is the policy's own model with its adapters off."""
+"""Models with adapters in this process: a reference model is the policy's own model with its adapters off."""
 
 
 class FSDPBackend(PackedBackend):
@@ -91,7 +91,7 @@ class FSDPBackend(PackedBackend):
                     if backward:  # FSDP averages gradients over ranks, but losses are summed
                         (zero + scalar * self._grid.averaged_over).backward()  # type: ignore[no-untyped-call]
             if not backward:
-                self._packed.settle()  # the parameters must be shards again when the adapters are turned on
+                self._packed.settle()  # the parameters must be sharded again before the adapters are turned on
 
     def apply_gradients(self, lr: float) -> float | None:
         """Clip gradients and run the optimizer; skip the step if a gradient is not finite."""
@@ -108,7 +108,7 @@ class FSDPBackend(PackedBackend):
         return float(norm)
 
     def num_micro_batches(self, num_planned: int) -> int:
-        """Return the most that a rank has planned."""
+        """Return the largest number of micro-batches that any rank has planned."""
         return most_over_ranks(num_planned, self.device)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -62,7 +62,7 @@ class MegatronBackend(PackedBackend):
         return self._engine.step(lr)
 
     def num_micro_batches(self, num_planned: int) -> int:
-        """Return the most that a rank has planned; the interleaved schedule needs a multiple of pipeline_parallel."""
+        """Return the largest number of any rank; the interleaved schedule needs a multiple of pipeline_parallel."""
         most = most_over_ranks(max(1, num_planned), self.device)
         return most + (-most % self._config.pipeline_parallel if self._config.virtual_stages > 1 else 0)
 

@@ -130,7 +130,7 @@ class Plan:
     is_critic: bool
 
     def entry(self, name: str, parameter: Tensor, *, first_layer: int, first_expert: int) -> Entry:
-        """Return the entry of a parameter in a chunk whose first layer is `first_layer` of the model."""
+        """Return the entry of a parameter in a chunk whose first layer is layer `first_layer` of the model."""
         rule, prefix, expert = self._rule(name, first_layer, first_expert)
         in_vocabulary = rule in (TOP["embedding.word_embeddings.weight"], TOP["output_layer.weight"])
         is_copy = self.tied and name == "output_layer.weight" and not self.is_critic

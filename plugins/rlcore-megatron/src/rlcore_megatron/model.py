@@ -201,7 +201,7 @@ def build(
     }
     for parameter, entry in entries.items():
         if entry.devices > 1 or entry.is_expert:
-            # megatron-core sets this when it initializes weights, which is skipped here; without it, the gradient norm
+            # megatron-core sets this when it initializes weights, which is skipped here. Without it, the gradient norm
             # counts the parameter on one tensor-parallel device only
             parameter.tensor_model_parallel = True
     check_once(entries.values(), hf_config.model_type)

@@ -1,4 +1,4 @@
-"""A file of a recording, bounded on disk: a step may use only its share of the room."""
+"""A recording file with a maximum size: each step may use only its share of the space."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BoundedFile:
             self._give_up(error)
 
     def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Write the rows that fit in the share of the steps up to this one; return how many."""
+        """Write the rows that fit in the share of the steps so far; return their number."""
         if self._file is None:
             return 0
         room = self._most * min(step + 1, self._total + 1) // (self._total + 1) - self._used
@@ -47,7 +47,7 @@ class BoundedFile:
         return written
 
     def close(self) -> None:
-        """Close the file; nothing is written after it."""
+        """Close the file; later rows are dropped."""
         file, self._file = self._file, None
         try:
             if file is not None:

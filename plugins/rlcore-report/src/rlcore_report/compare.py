@@ -1,4 +1,4 @@
-"""`rlcore compare RUN RUN…`: what differs between runs, and if that is more than chance."""
+"""`rlcore compare RUN RUN…`: what differs between runs, and whether the differences exceed the noise."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rlcore_report.show import curve
 _EXAMPLES = """\
 examples:
   rlcore compare outputs/ONE outputs/OTHER
-  rlcore compare outputs/ONE-* outputs/OTHER-*       several seeds of each: their noise decides
-  rlcore report outputs/ONE outputs/OTHER -o both.html    the curves
+  rlcore compare outputs/ONE-* outputs/OTHER-*       several seeds of each, to measure the noise
+  rlcore report outputs/ONE outputs/OTHER -o both.html    their curves on one page
 """
 _COMPARED = (
     "eval/pass_rate",

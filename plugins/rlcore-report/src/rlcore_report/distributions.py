@@ -1,4 +1,4 @@
-"""Distributions over steps: those that the hooks `report` recorded of all samples, or else of the logged samples."""
+"""Distributions over steps: of all samples if the hooks `report` recorded them, otherwise of the logged samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlcore_report.histogram import histogram, summary_of
 from rlcore_report.run import RecordedRun
 
 MOST_COLUMNS = 120
-"""Columns of a picture."""
+"""Maximum number of columns in a chart."""
 
 _RECORDED = {
     "reward": "Rewards of all samples.",
@@ -33,7 +33,7 @@ def distributions(run: RecordedRun) -> dict[str, dict[str, Any]]:
 
 
 def _recorded(rows: Sequence[Mapping[str, Any]], name: str, words: str) -> dict[str, Any]:
-    """Return every k-th recorded histogram, so that at most MOST_COLUMNS remain."""
+    """Return every k-th recorded histogram, with k such that at most MOST_COLUMNS remain."""
     kept = [row for row in rows if isinstance(row.get(name), Mapping)]
     every = max(1, -(-len(kept) // MOST_COLUMNS))
     kept = kept[::every]
@@ -46,7 +46,7 @@ def _recorded(rows: Sequence[Mapping[str, Any]], name: str, words: str) -> dict[
 def _logged(
     samples: Sequence[Mapping[str, Any]], words: str, measure: Callable[[Mapping[str, Any]], float | None]
 ) -> dict[str, Any]:
-    """Group samples by step and count their values in cells between the lowest and the highest of all."""
+    """Group samples by step and count their values in bins between the lowest and the highest value of all."""
     measured = [(int(sample["step"]), value) for sample in samples if (value := measure(sample)) is not None]
     if not measured:
         return {}

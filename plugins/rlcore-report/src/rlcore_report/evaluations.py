@@ -21,7 +21,7 @@ def last_evaluation(run: RecordedRun) -> dict[str, bool]:
 
 
 def changed(one: RecordedRun, other: RecordedRun) -> tuple[list[str], list[str]] | None:
-    """Return the prompts that only `other` and that only `one` passes; None without recorded evaluations."""
+    """Return the prompts that only `other` passes and those that only `one` passes; None without recorded evaluations."""
     before, after = last_evaluation(one), last_evaluation(other)
     if not before or not after:
         return None

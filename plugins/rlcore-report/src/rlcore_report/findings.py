@@ -1,4 +1,4 @@
-"""Warnings about a run in plain words: metrics outside of their healthy range, and known ways to fail.
+"""Warnings about a run: metrics outside their healthy range, and known failure modes.
 
 `recent` is the last tenth of a run, at least five steps: a single odd step is noise.
 """
@@ -18,17 +18,17 @@ Level = Literal["bad", "warning", "note"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One remark about a run. Example: Finding(level="warning", title="Entropy has collapsed", text="…")"""
+    """A finding about a run. Example: Finding(level="warning", title="Entropy has collapsed", text="…")"""
 
     level: Level
     title: str
     text: str
     metric: str = ""
-    """Metric that shows it."""
+    """Metric on which the finding is based."""
 
 
 def findings(run: RecordedRun) -> list[Finding]:
-    """Return the remarks about a run, the gravest first."""
+    """Return the findings about a run, the most severe first."""
     found = [finding for check in _CHECKS for finding in check(run)]
     covered = {finding.metric for finding in found}
     found += [finding for finding in _out_of_range(run.metrics) if finding.metric not in covered]
@@ -36,7 +36,7 @@ def findings(run: RecordedRun) -> list[Finding]:
 
 
 def first_and_recent(metrics: Metrics, name: str) -> tuple[float, float] | None:
-    """Return the means of a metric at the start and in the recent steps; None below ten values."""
+    """Return the means of a metric at the start and in the recent steps; None for fewer than ten values."""
     values = [value for _, value in metrics.known(name)]
     if len(values) < 10:
         return None
@@ -85,7 +85,7 @@ def _kl_growth(run: RecordedRun) -> Iterator[Finding]:
 
 
 def _alike(run: RecordedRun) -> Iterator[Finding]:
-    """Warn when most groups teach nothing, and say why."""
+    """Warn if the rewards are equal within most groups, so that nothing is learned from them, and give the reason."""
     shares = _zero_variance_shares(run.metrics)[-max(5, len(run.metrics.steps) // 10) :]
     if len(shares) < 5 or fmean(shares) < 0.8:
         return
@@ -144,7 +144,7 @@ def _waits(run: RecordedRun) -> Iterator[Finding]:
 
 
 def _out_of_range(metrics: Metrics) -> Iterator[Finding]:
-    """Compare the recent values of every metric with its healthy range."""
+    """Warn about metrics whose recent values are outside their healthy range."""
     for name in metrics.columns:
         row = explanation(name)
         values = [value for _, value in metrics.known(name)][-max(5, len(metrics.steps) // 10) :]

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 CELLS = 24
-"""Cells of a histogram."""
+"""Number of bins of a histogram."""
 
 
 def histogram(values: ArrayLike, low: float, high: float) -> list[int]:
-    """Count values in CELLS cells of equal size between `low` and `high`."""
+    """Count values in CELLS bins of equal width between `low` and `high`."""
     return [int(count) for count in np.histogram(values, bins=CELLS, range=(low, high))[0]]
 
 
 def summary_of(values: Iterable[float]) -> dict[str, Any]:
-    """Return {low, high, counts, mean} of the finite values; empty without any."""
+    """Return {low, high, counts, mean} of the finite values; empty if there are none."""
     numbers = np.fromiter(values, dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):

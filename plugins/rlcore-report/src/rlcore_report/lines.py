@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_BYTES = 64 * 2**20
-"""Files up to this size are read as a whole."""
+"""Maximum size of a file that is read completely, in bytes."""
 MOST_LINES = 10_000
-"""Lines read from a larger file, spread evenly over it."""
+"""Number of lines read from a larger file, spread evenly over it."""
 _LONGEST_LINE = 4 * 2**20
-"""In a sampled file, longer lines are damage."""
+"""Maximum length of a line in a sampled file; longer lines count as damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Lines:
 
     rows: list[dict[str, Any]]
     notes: list[str]
-    """Sentences about lines that were left out."""
+    """Notes about lines that were left out, as sentences."""
 
 
 def read_lines(path: Path, *, most_bytes: int = MOST_BYTES, most_lines: int = MOST_LINES) -> Lines:
@@ -53,7 +53,7 @@ def read_lines(path: Path, *, most_bytes: int = MOST_BYTES, most_lines: int = MO
 
 
 def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
-    """Yield the first line and `count - 1` others that begin at evenly spaced places; the last one is among them."""
+    """Yield the first line, the last one, and evenly spaced lines between them, `count` in all."""
     yield file.readline(_LONGEST_LINE)
     tail = _last_line(file, size)
     end = file.tell()
@@ -72,7 +72,7 @@ def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
 
 
 def _last_line(file: BinaryIO, size: int) -> int:
-    """Return where the last complete line begins, and leave the file where it was."""
+    """Return the offset of the last complete line, without moving the file's position."""
     here = file.tell()
     length, block = 2**15, b""
     while length < 2 * size and block.count(b"\n") < 2 and length < _LONGEST_LINE:
@@ -86,7 +86,7 @@ def _last_line(file: BinaryIO, size: int) -> int:
 
 
 def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
-    """Yield the object of each line, None for a damaged one."""
+    """Yield the object of each line; None for a damaged line."""
     for line in lines:
         try:
             row = json.loads(line)

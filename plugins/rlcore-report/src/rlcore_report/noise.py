@@ -1,4 +1,4 @@
-"""Decide if runs differ by more than chance: runs with equal settings but other seeds measure the noise."""
+"""Decide whether runs differ by more than the noise, which runs with equal settings but different seeds measure."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Difference:
     first: float
     second: float
     noise: float | None
-    """Smallest difference that chance explains in fewer than 5 % of the cases; None: unknown."""
+    """Difference that chance alone exceeds in 5 % of the cases; None: unknown."""
     source: str
-    """Where the noise was measured."""
+    """Source of the noise: seeds or held-out samples."""
 
     @property
     def finding(self) -> str:
-        """Say in words what the difference means."""
+        """Describe in words what the difference means."""
         if self.noise is None:
             return f"noise unknown: {self.source}"
         exceeds = abs(self.second - self.first) > self.noise

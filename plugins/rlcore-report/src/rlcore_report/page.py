@@ -1,4 +1,4 @@
-"""Assemble the page: one HTML file with its style, scripts and data, which loads nothing."""
+"""Assemble the page: one HTML file that contains its style, scripts and data, and loads nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlcore_report.payload import payload
 from rlcore_report.run import RecordedRun
 
 MOST_BYTES = 5_000_000
-"""Size of a page for up to a few runs."""
+"""Maximum size of a page with a few runs, in bytes."""
 _SAMPLE_BYTES = 8_000_000
 """First limit on samples, before compression; halved until the page is small enough."""
 _STYLES = ("uplot/uPlot.min.css", "style.css")

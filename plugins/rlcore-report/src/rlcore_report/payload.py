@@ -1,4 +1,4 @@
-"""The data of the page: runs as plain values that JSON can hold, within a limit on their size."""
+"""The data of the page: runs as plain JSON values, limited in size."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlcore_report.table import explanation, in_order
 from rlcore_report.timeline import calls
 
 MOST_STEPS = 3_000
-"""Steps of a run in the page; more would not be visible in a chart."""
+"""Maximum number of steps of a run in the page; more would not be visible in a chart."""
 MOST_TIMELINES = 100
-"""Steps whose timeline is in the page, the last ones."""
+"""Number of steps, the last ones, whose timeline is in the page."""
 MOST_TEXT = 20_000
 """Characters of a prompt or response."""
 
@@ -63,7 +63,7 @@ def _explained(name: str) -> dict[str, Any]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Number runs of the same name."""
+    """Add numbers to runs of the same name."""
     return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
 
 
@@ -113,7 +113,7 @@ def _by_importance(samples: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _spread(items: Sequence[int]) -> list[int]:
-    """Order items so that every prefix is spread evenly over them: the middle, then the quarters, and so on."""
+    """Order items so that every prefix is spread evenly over them: the middle one, then the quarters, and so on."""
     return sorted(items, key=lambda i: int(f"{i + 1:032b}"[::-1], 2))
 
 
@@ -138,5 +138,5 @@ def _clip(text: str) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Keep five digits, which is more than a chart shows."""
+    """Round numbers to five digits, which is more than a chart shows."""
     return None if value is None else float(f"{value:.5g}")

@@ -23,15 +23,15 @@ from rlcore_report.histogram import summary_of
 SAMPLE_BYTES = 100_000_000
 DISTRIBUTION_BYTES = 10_000_000
 GROUPS = 4
-"""Groups recorded per step."""
+"""Maximum number of groups recorded per step."""
 GROUP_SIZE = 16
 """Samples recorded of a group, the best and the worst among them."""
 EVAL_PROMPTS = 128
 """Held-out samples recorded per evaluation, the same prompts each time."""
 MOST_TOKENS = 1_000
-"""Tokens of a response that are recorded one by one."""
+"""Maximum number of recorded tokens of a response."""
 MOST_TEXT = 8_000
-"""Characters recorded of a text."""
+"""Maximum number of recorded characters of a text."""
 
 _HIDDEN = frozenset({"seed", "group_id", "truncated", "num_loss_tokens", "reward_status", "reward_has_note"})
 _OWN = frozenset({"prompt", "completion", "reward", "prompt_id", "sample_id", "finish_reason", "reward_note"})
@@ -39,7 +39,7 @@ _PART = "reward:"
 
 
 class Recorder:
-    """Records what the report shows beyond metrics.jsonl and samples.jsonl."""
+    """Hooks that record what the report shows in addition to metrics.jsonl and samples.jsonl."""
 
     def __init__(self) -> None:
         self._samples: BoundedFile | None = None
@@ -112,7 +112,7 @@ class Recorder:
 
 
 def chosen_groups(reward: np.ndarray, group_id: np.ndarray, step: int) -> list[list[int]]:
-    """Return the rows of up to GROUPS groups: the most divided, the best, the worst, and another one each step."""
+    """Return the rows of up to GROUPS groups: the one with the most variance, the best, the worst, and one by turns."""
     scored = ~np.isnan(reward)
     if not scored.any():
         return []
@@ -126,7 +126,7 @@ def chosen_groups(reward: np.ndarray, group_id: np.ndarray, step: int) -> list[l
 
 
 def _extremes(group: np.ndarray, reward: np.ndarray) -> list[int]:
-    """Return the rows of a group in their order; of a large one, half of them best and half worst."""
+    """Return the rows of a group in their order; of a large group, the best and the worst rows in equal number."""
     if len(group) <= GROUP_SIZE:
         return [int(row) for row in group]
     ordered = group[np.argsort(np.nan_to_num(reward[group], nan=-math.inf), kind="stable")]

@@ -14,10 +14,10 @@ from rlcore_report.timeline import write_trace
 _EXAMPLES = """\
 examples:
   rlcore report outputs/NAME                      writes outputs/NAME/report.html
-  rlcore report outputs/ONE outputs/OTHER -o both.html    curves on top of each other, settings that differ
+  rlcore report outputs/ONE outputs/OTHER -o both.html    curves of both in each chart, settings that differ
   rlcore report outputs/NAME --trace trace.json.gz        recorded calls, for ui.perfetto.dev
 
-The page is one file without network access: open it in a browser, attach it to a mail, keep it next to the run.
+The page is one file that needs no network: open it in a browser, attach it to an email, or keep it with the run.
 """
 
 

@@ -67,7 +67,7 @@ class RecordedRun:
     timeline: Sequence[Mapping[str, Any]]
     """Recorded phases, one mapping per step; may be empty."""
     notes: Sequence[str] = field(default_factory=list)
-    """Sentences about what is missing here and why."""
+    """Notes about missing data and the reasons, as sentences."""
 
     @property
     def step(self) -> int:
@@ -144,7 +144,7 @@ def _check_format(directory: Path, about: Mapping[str, Any]) -> None:
 
 
 def _read_json(path: Path, notes: list[str]) -> dict[str, Any]:
-    """Read an object; a missing file is empty, and a damaged one is noted."""
+    """Read a JSON object; return an empty one if the file is missing or damaged, which is noted."""
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Turn lines into columns; of two lines of one step, the later counts."""
+    """Convert lines to columns; of two lines of one step, the later one counts."""
     by_step = {row["step"]: row for row in rows}
     ordered = [by_step[step] for step in sorted(by_step)]
     own = ("step", "time", "non_finite")
@@ -182,7 +182,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def _valid(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Drop rows of steps that a resumed run wrote again."""
+    """Drop rows of steps that were written again after a resume."""
     kept: list[dict[str, Any]] = []
     limit = math.inf
     for row in reversed(rows):
@@ -209,13 +209,13 @@ def _number(value: object) -> float | None:
 
 
 def _state(directory: Path, about: Mapping[str, Any], metrics: Metrics, total: object) -> State:
-    """Decide how a run is doing: its summary counts, then its lock, then its last step."""
+    """Return the state of a run, from its summary, otherwise its lock, otherwise its last step."""
     summary = about.get("summary")
     if _is_locked(directory / ".lock"):
         return "running"
     if summary is None:
         if about:
-            return "killed"  # it began, wrote no summary, and no process holds its lock
+            return "killed"  # it started and wrote no summary, and no process holds its lock
         return "finished" if metrics.steps and metrics.steps[-1] == total else "unknown"
     if summary.get("error"):
         return "stopped" if summary["error"] == "interrupted" else "crashed"
@@ -223,7 +223,7 @@ def _state(directory: Path, about: Mapping[str, Any], metrics: Metrics, total: o
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell whether a process trains there. The lock is taken for an instant, and shared with other readers."""
+    """Return whether a process trains there. The lock is taken for an instant, and shared with other readers."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def screen(run: RecordedRun, *, every_metric: bool = False) -> RenderableType:
-    """Return one terminal screen: what ran, warnings, metrics, a good and a bad sample."""
+    """Return one terminal screen: state, warnings, metrics, a good sample and a bad one."""
     names = [*run.metrics.columns] if every_metric else [it for it in (*run.shows, *_MAIN) if run.metrics.known(it)]
     parts: list[RenderableType] = [_head(run), *_remarks(run), _metrics(run, in_order(dict.fromkeys(names)))]
     parts += [_samples(run)] if run.samples else []
@@ -132,6 +132,6 @@ def _samples(run: RecordedRun) -> Table:
 
 
 def _one_line(value: object, limit: int) -> str:
-    """Return text without control characters, shortened in the middle."""
+    """Return the text in one line without control characters, shortened in the middle."""
     text = "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in str(value))
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"

@@ -27,23 +27,23 @@ class Explained:
     high: float | None = None
     """Highest healthy value; None: no bound."""
     advice: str = ""
-    """What to do outside of the healthy range."""
+    """Advice for values outside the healthy range."""
 
     def explains(self, name: str) -> bool:
-        """Tell whether this is the explanation of a metric."""
+        """Return whether this is the explanation of a metric."""
         return re.fullmatch(re.sub(r"\\{\w+\\}", ".+", re.escape(self.name)), name) is not None
 
 
 @cache
 def explanations() -> tuple[Explained, ...]:
-    """Return the table, exact names before names with braces."""
+    """Return the table, with exact names before names with braces."""
     groups = tomllib.loads(files(__package__).joinpath("metrics.toml").read_text(encoding="utf-8"))
     rows = [Explained(group=group, name=name, **row) for group, named in groups.items() for name, row in named.items()]
     return tuple(rows)
 
 
 def explanation(name: str) -> Explained | None:
-    """Return the explanation of a metric; the first of the most exact names counts."""
+    """Return the explanation of a metric: the first entry with the most specific name."""
     fitting = [it for it in explanations() if it.explains(name)]
     return min(fitting, key=lambda it: it.name.count("{"), default=None)
 
@@ -54,7 +54,7 @@ def unexplained(names: Iterable[str]) -> list[str]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sort metrics as the table does; unknown ones come last."""
+    """Sort metrics in the order of the table; unknown ones come last."""
     place = {row.name: i for i, row in enumerate(explanations())}
     return sorted(names, key=lambda name: (place[row.name] if (row := explanation(name)) else len(place), name))
 

@@ -1,8 +1,8 @@
 """The tracker `report`: the phases of every step, and their export as a trace for Perfetto.
 
-The controller reports a call when it begins to wait for it, and shows it until the next one. So calls that overlap are
-shown one after the other; `time_s/…` has the seconds that workers were busy. With `runtime=local`, a call is already done
-when the controller would wait for it, so it is shown from the report before.
+The controller reports a call when it begins to wait for it, and the call is shown until the next report. So calls that
+overlap are shown one after the other; `time_s/…` has the seconds that workers were busy. With `runtime=local`, a call is
+already done when the controller would wait for it, so it is shown from the previous report.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class TimelineConfig:
     """Size of the recording."""
 
     most_mb: float = 20.0
-    """Largest size of report/timeline.jsonl, in MB."""
+    """Maximum size of report/timeline.jsonl, in MB."""
 
 
 class TimelineTracker:
-    """Writes one line per step: {step, calls: [[name, begin in seconds since 1970, seconds], …]}."""
+    """Tracker that writes one line per step: {step, calls: [[name, begin in seconds since 1970, seconds], …]}."""
 
     Config = TimelineConfig
 
@@ -46,7 +46,7 @@ class TimelineTracker:
         self._file = BoundedFile(path, most, self._run.total_steps, append=resume_step is not None)
 
     def phase(self, name: str) -> None:
-        """Begin a phase, which ends the one before it."""
+        """Begin a phase, which ends the previous one."""
         now = time.time()
         if self._done_when_reported and "." in name:
             self._calls.append((name, self._mark, now - self._mark))

@@ -24,11 +24,11 @@ _EXAMPLES = """\
 examples:
   rlcore watch outputs/NAME                   prints an address for the browser on this machine
   rlcore watch outputs/NAME --text            in the terminal, until the run ends
-  ssh -L 8642:127.0.0.1:8642 HOST             then open the address of a watch on HOST here
+  ssh -L 8642:127.0.0.1:8642 HOST             then open here the address that `rlcore watch` printed on HOST
 """
 _PORT = 8642
 _SAMPLE_BYTES = 2_000_000
-"""Samples in each refresh, before compression."""
+"""Maximum size of the samples in each refresh, in bytes before compression."""
 _TEXT_EVERY_S = 2.0
 
 
@@ -76,7 +76,7 @@ def _serve(directories: Sequence[Path], port: int) -> int:
 
 
 class Watch(ThreadingHTTPServer):
-    """Serves the page and its data on 127.0.0.1 to those who know the token.
+    """Server of the page and its data on 127.0.0.1, for clients that know the token.
 
     Requests for another host name are refused, so that a web page that points its name at 127.0.0.1 reads nothing.
     """
@@ -151,4 +151,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Do not write a line for each request."""
+        """Suppress the log line of each request."""

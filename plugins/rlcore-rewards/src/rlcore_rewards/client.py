@@ -28,7 +28,7 @@ class ServerConfig:
     backoff_s: float = 0.5
     """Wait before the second attempt, doubled before each further one; up to half of it is random."""
     max_concurrency: int = 16
-    """Most concurrent requests of each reward process (reward.num_processes)."""
+    """Maximum number of concurrent requests of each reward process (reward.num_processes)."""
     api_key_variable: str = ""
     """Name of an environment variable with the API key, which is sent as bearer token."""
 

@@ -15,7 +15,7 @@ class LengthConfig:
     target: int = 0
     """Best length: scores 1.0, falling linearly to 0.0 at length 0 and at twice the target."""
     max: int = 0
-    """Longest good length: scores 1.0 up to it, falling linearly to 0.0 at twice that length."""
+    """Maximum good length: scores 1.0 up to it, falling linearly to 0.0 at twice that length."""
     unit: Literal["tokens", "words"] = "tokens"
     """Unit of `target` and `max`."""
 

@@ -51,7 +51,7 @@ class PythonConfig:
     memory_mb: int = 512
     """Address space of each process, and resident memory of all processes of a test together."""
     processes: int = 32
-    """Most concurrent processes of a test."""
+    """Maximum number of concurrent processes of a test."""
     file_mb: int = 16
     """Size of the largest file that a program may write, including its output."""
     score: Literal["all", "share"] = "all"

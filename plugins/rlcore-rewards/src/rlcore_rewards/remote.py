@@ -24,7 +24,7 @@ class RemoteConfig(ServerConfig):
     columns: tuple[str, ...] = ()
     """Columns of the data to send, in addition to completion, prompt, num_tokens and finish_reason."""
     batch_size: int = 16
-    """Most samples in one request."""
+    """Maximum number of samples in one request."""
     gather_s: float = 0.01
     """Time that a request waits for more samples."""
 

@@ -57,7 +57,7 @@ class EngineProcess:
         self._num_messages = 0
         self._death: str | None = None
         self._fault = ""
-        """Reason why this side gave up on the engine; empty otherwise."""
+        """Reason why this client gave up on the engine; empty otherwise."""
         self._process, self._connection = self._start(config, context, devices)
         self._reader = threading.Thread(target=self._read, name="sglang answers", daemon=True)
         self._reader.start()
@@ -107,7 +107,7 @@ class EngineProcess:
         self, config: SGLangConfig, context: RolloutContext, devices: list[str]
     ) -> tuple[subprocess.Popen[bytes], Connection]:
         self._socket, theirs = socket.socketpair()
-        for end in (self._socket, theirs):  # a message in transit must not stall forever
+        for end in (self._socket, theirs):  # a partly sent message must not block forever
             for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 end.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", *_seconds(config.timeout_s)))
         command = [config.python or sys.executable, "-m", "rlcore_sglang.engine", str(theirs.fileno())]
@@ -216,7 +216,7 @@ class EngineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _bury(self) -> None:
-        """Kill the remaining processes of a dead engine and fail all waiting calls with the cause."""
+        """Kill the remaining processes of a dead engine and let all waiting calls fail with the cause."""
         if self._fault:
             self._kill()
         try:
@@ -302,9 +302,9 @@ def last_error(log: str, otherwise: str) -> str:
 def engine_environment(config: SGLangConfig, context: RolloutContext, devices: list[str]) -> dict[str, str]:
     """Return the environment variables of the engine's process."""
     variables = {"TOKENIZERS_PARALLELISM": "false", **os.environ}
-    variables.pop("SGLANG_RETURN_ORIGINAL_LOGPROB", None)  # it would change the definition of log-probs
+    variables.pop("SGLANG_RETURN_ORIGINAL_LOGPROB", None)  # this variable would change the definition of log-probs
     if config.python:
-        variables.pop("PYTHONPATH", None)  # belongs to this process's virtual environment
+        variables.pop("PYTHONPATH", None)  # this variable belongs to this process's virtual environment
     if devices:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if context.device == "cpu":

@@ -102,7 +102,7 @@ def _begin(engine: Control) -> None:
     except InfrastructureError as error:
         if "already open" not in str(error):
             raise
-        engine.control("end_weight_update")  # a killed run left an update open
+        engine.control("end_weight_update")  # a killed run left an update unfinished
         engine.control("begin_weight_update", selector="all")
 
 

@@ -81,7 +81,7 @@ def engine_options(max_rank: int) -> dict[str, Any]:
 
 
 def asked_with(path: str = "unused: loaded before", *, replace: bool = False) -> Any:
-    """Return vLLM's `LoRARequest`: for generating, or with a path and `replace`, for loading new factors."""
+    """Return vLLM's `LoRARequest`: for generating or, with a path and `replace`, for loading new factors."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(_NAME, _NUMBER, path, load_inplace=replace)

@@ -11,7 +11,7 @@ from rlcore.types import FinishReason, Request, Sample
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _COLDEST = 0.01
-"""Lowest temperature that vLLM samples at; it raises lower ones to this value."""
+"""Lowest temperature at which vLLM samples; it raises lower ones to this value."""
 
 
 def model_facts(path: str) -> dict[str, Any]:

@@ -135,12 +135,12 @@ class VLLMServerClient:
     def _begin(self) -> None:
         try:
             self._post("/start_weight_update")
-        except BadAnswer:  # a killed run left an update open
+        except BadAnswer:  # a killed run left an update unfinished
             self._post("/finish_weight_update", {})
             self._post("/start_weight_update")
 
     def _hand_over(self, bucket: dict[str, Tensor], number: int) -> None:
-        """Send one bucket. Each has its own file, because vLLM reads from it until all of its layers are complete."""
+        """Send one bucket. Each bucket has its own file, because vLLM reads from it until all of its layers are complete."""
         from safetensors.torch import save_file
 
         where = self._config.weights_directory
