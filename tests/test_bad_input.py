@@ -558,7 +558,7 @@ def test_prompts_of_another_data_set_are_refused_on_resume(trained, lines, wrong
 def test_an_algorithm_whose_roles_the_checkpoint_lacks_is_refused_before_the_start(trained):
     first, second = trained.refused("train", *trained.settings("algorithm=ppo", "trainer.steps=2"), "--dry-run")
 
-    assert first.endswith("step_000001 has no model of role 'critic': it was trained with algorithm=grpo")
+    assert first.endswith("step_000001 has no state of role 'critic': it was trained with algorithm=grpo")
     assert second == "Type  algorithm=grpo   or start a new run:  run.name=NAME"
 
 

@@ -19,6 +19,12 @@ from rlcore.testing.waiting import HANG_S
 STEPS = 12
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    from rlcore.testing.gpus import hide_gpus
+
+    hide_gpus(config)
+
+
 def rlcore(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command `rlcore` in its own process."""
     return subprocess.run(
