@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from rlcore.config.schema import Config, TrainerConfig
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
 from rlcore.data.loader import PromptLoader
-from rlcore.errors import ConfigError, UserError
+from rlcore.errors import ConfigError, NumericalError, UserError
 from rlcore.models.load import load_tokenizer
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.testing import FakeRoles
@@ -261,14 +262,29 @@ def test_the_fakes_have_further_prompts_and_demonstrations_of_every_column():
     assert "rollout_log_probs" not in samples
 
 
-def test_an_engine_with_a_logprob_gap_is_reported_once(caplog):
-    run = SimpleNamespace(
-        config=SimpleNamespace(trainer=TrainerConfig()), warned_of_gap=False, counters=SimpleNamespace(step=7)
+def run_with(trained, **trainer):
+    return SimpleNamespace(
+        config=SimpleNamespace(trainer=TrainerConfig(**trainer)),
+        warned_of_gap=False,
+        counters=SimpleNamespace(step=7),
+        roles=SimpleNamespace(trained=trained),
     )
+
+
+def test_an_engine_with_a_logprob_gap_is_reported_once(caplog):
+    run = run_with(["actor"])
 
     with caplog.at_level(logging.WARNING):
         for gap in (0.0, 0.05, 0.051, 0.4):
-            _compare_log_probs(run, gap)
+            _compare_log_probs(run, {"actor/rollout_logprob_gap": gap})
 
     (record,) = caplog.records
-    assert record.getMessage().startswith("step 7: log-probs of engine and trainer differ by 0.051 nats")
+    assert record.getMessage().startswith("step 7: log-probs of 'actor' and its engine differ by 0.051 nats")
+
+
+def test_the_gap_of_every_trained_role_is_checked():
+    gaps = {"actor/rollout_logprob_gap": 0.01, "opponent/rollout_logprob_gap": math.nan}
+
+    with pytest.raises(NumericalError, match="the log-probs of 'opponent' and its engine differ by nan"):
+        _compare_log_probs(run_with(["actor", "opponent"], max_logprob_gap=0.1), gaps)
+    _compare_log_probs(run_with([], max_logprob_gap=0.1), {})

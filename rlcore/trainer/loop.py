@@ -68,7 +68,7 @@ def step(run: Run, current: Step) -> dict[str, float]:
     metrics |= run.hooks.collect_metrics(run=run, step=number, core=metrics)
     run.log(number, metrics)
     run.hooks.step_end(run=run, step=number, metrics=metrics)
-    _compare_log_probs(run, max(metrics.get(f"{name}/rollout_logprob_gap", 0.0) for name in roles.trained))
+    _compare_log_probs(run, metrics)
     _stop_when_nothing_is_learned(run, current, metrics)
     complete(run)
     if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
@@ -173,25 +173,26 @@ def _performance(run: Run, current: Step, metrics: dict[str, float], clock: Cloc
     }
 
 
-def _compare_log_probs(run: Run, gap: float) -> None:
-    """Warn once when engine and trainer compute different log-probs, and stop above the allowed maximum."""
+def _compare_log_probs(run: Run, metrics: Mapping[str, float]) -> None:
+    """Warn once when a role and its engine compute different log-probs, and stop above the allowed maximum."""
     warn, limit = run.config.trainer.warn_logprob_gap, run.config.trainer.max_logprob_gap
-    if limit and not gap <= limit:
-        raise NumericalError(
-            f"the log-probs of rollout and trainer differ by {gap:.3g} on average, more than"
-            f" trainer.max_logprob_gap={limit:g}\n"
-            "Use the same model.precision and weights for both, or allow more:"
-            f"  trainer.max_logprob_gap={2 * gap:.2g}"
-        )
-    if gap > warn and not run.warned_of_gap:
-        run.warned_of_gap = True
-        logger.warning(
-            "step %d: log-probs of engine and trainer differ by %.3g nats on average, above trainer.warn_logprob_gap=%g;"
-            " compare precision and sampling settings of both, or enable an off-policy correction",
-            run.counters.step,
-            gap,
-            warn,
-        )
+    for role in run.roles.trained:
+        gap = metrics.get(f"{role}/rollout_logprob_gap", 0.0)
+        if limit and not gap <= limit:
+            raise NumericalError(
+                f"the log-probs of '{role}' and its engine differ by {gap:.3g} on average, more than"
+                f" trainer.max_logprob_gap={limit:g}\n"
+                "Use the same model.precision and weights for both, or allow more:"
+                f"  trainer.max_logprob_gap={2 * gap:.2g}"
+            )
+        if gap > warn and not run.warned_of_gap:
+            run.warned_of_gap = True
+            logger.warning(
+                "step %d: log-probs of '%s' and its engine differ by %.3g nats on average, above"
+                " trainer.warn_logprob_gap=%g; compare precision and sampling settings of both, or enable an off-policy"
+                " correction",
+                *(run.counters.step, role, gap, warn),
+            )
 
 
 def _stop_when_nothing_is_learned(run: Run, current: Step, metrics: dict[str, float]) -> None:
