@@ -14,6 +14,7 @@ from rlcore.protocols.algorithm import RoleSpec
 from rlcore.testing.runs import metrics, small_run
 from rlcore.trainer.role_plan import plan_models, plan_roles
 from rlcore.trainer.roles import Roles
+from rlcore.types import Mesh
 from tests.test_examples import EXAMPLES
 
 ACTOR = RoleSpec(name="actor", worker="policy")
@@ -91,6 +92,26 @@ def test_a_spec_that_cannot_work_is_refused(specs, message):
         plan_roles(config(), algorithm(*specs))
 
     assert str(error.value) == message
+
+
+class Plain:
+    """A worker without a base class."""
+
+    def __init__(self, context):
+        self.mesh = Mesh(dp_size=context.world_size)
+
+    def close(self):
+        """Free nothing."""
+
+
+def test_a_worker_that_cannot_answer_the_planner_is_refused():
+    with pytest.raises(ConfigError) as error:
+        plan_roles(config(), algorithm(ACTOR, RoleSpec(name="extra", worker=f"{__file__}:Plain")))
+
+    assert str(error.value) == (
+        f"role 'extra': worker '{__file__}:Plain' is not a subclass of rlcore.workers.base.Worker\n"
+        "Write  class Plain(Worker)"
+    )
 
 
 def test_a_model_in_a_setting_that_does_not_exist_is_refused(assets):

@@ -14,13 +14,15 @@ from rlcore.models.size import ModelSize
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.optional import DoesWithout, Evaluates
 from rlcore.registry import Resolved, resolve
+from rlcore.workers.base import Worker
 
 
 def plan_roles(config: Config, algorithm: Any) -> tuple[dict[str, RoleSpec], dict[str, Resolved]]:
     """Return role -> specification with its defaults, and role -> worker class; trained roles first.
 
     Raises:
-        UserError: two roles have one name, the actor or a loss is missing, or weights come from the wrong role.
+        UserError: two roles have one name, the actor or a loss is missing, a worker class is not a `Worker`, or weights
+            come from the wrong role.
     """
     specs: dict[str, RoleSpec] = {}
     for spec in algorithm.roles():
@@ -33,7 +35,7 @@ def plan_roles(config: Config, algorithm: Any) -> tuple[dict[str, RoleSpec], dic
         specs["rollout"] = replace(specs["rollout"], worker="episodes")
     if "actor" not in specs:
         raise ConfigError("the algorithm has no role 'actor'; its roles() must include one")
-    workers = {name: resolve("worker", spec.worker) for name, spec in specs.items()}
+    workers = {name: _worker(spec) for name, spec in specs.items()}
     specs = {name: _with_defaults(spec, workers[name].object, algorithm) for name, spec in specs.items()}
     _check_sources(specs, workers)
     specs = dict(sorted(specs.items(), key=lambda item: not item[1].loss))
@@ -56,6 +58,17 @@ def _standard_roles(config: Config, algorithm: Any) -> list[RoleSpec]:
     if config.reward.model and "reward" not in unneeded:
         roles.append(RoleSpec(name="reward_model", worker="reward_model", model="reward.model"))
     return [role for role in roles if role.name not in unneeded]
+
+
+def _worker(spec: RoleSpec) -> Resolved:
+    """Return the worker class of a role, which must answer the planner."""
+    found = resolve("worker", spec.worker)
+    if not issubclass(found.object, Worker):
+        raise ConfigError(
+            f"role '{spec.name}': worker '{spec.worker}' is not a subclass of rlcore.workers.base.Worker\n"
+            f"Write  class {found.object.__name__}(Worker)"
+        )
+    return found
 
 
 def _refuse_duplicate(first: RoleSpec, second: RoleSpec) -> None:
