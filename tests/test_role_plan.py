@@ -14,7 +14,10 @@ from rlcore.protocols.algorithm import RoleSpec
 from rlcore.testing.runs import metrics, small_run
 from rlcore.trainer.role_plan import plan_models, plan_roles
 from rlcore.trainer.roles import Roles
+from rlcore.trainer.step import Step
 from rlcore.types import Mesh
+from rlcore.workers.policy import ReferenceWorker
+from rlcore.workers.rollout import RolloutWorker
 from tests.test_examples import EXAMPLES
 
 ACTOR = RoleSpec(name="actor", worker="policy")
@@ -123,14 +126,44 @@ def test_a_model_in_a_setting_that_does_not_exist_is_refused(assets):
         plan_models(config(model={"path": str(assets / "models" / "stories260k")}), GRPO.Config(), {"teacher": spec})
 
 
-def test_weights_go_only_where_a_role_declares_it():
-    class Quiet:
-        def recording(self, *_):
-            return self
+class Quiet:
+    """A group without hosts, and a transfer that notes what is sent."""
 
-    roles = Roles(
-        {"actor": Quiet(), "teacher": Quiet()}, sampling=None, samples_per_prompt=1, reward=None, transfers={}
-    )
+    def __init__(self, worker_class=ReferenceWorker):
+        self.worker_class, self.sent = worker_class, []
+
+    def recording(self, *_):
+        return self
+
+    def send(self, version, mix):
+        self.sent.append((version, mix))
+
+
+def quiet_roles(transfers={}, **groups):
+    return Roles(groups, sampling=None, samples_per_prompt=1, reward=None, transfers=transfers)
+
+
+def test_an_engine_does_not_mix_weights():
+    transfer = Quiet()
+    roles = quiet_roles({("actor", "rollout"): transfer}, actor=Quiet(), rollout=Quiet(RolloutWorker))
+
+    with pytest.raises(ConfigError, match="an engine replaces its weights, it cannot mix them"):
+        roles.send("actor", "rollout", mix=0.5)
+    roles.send("actor", "rollout")
+
+    assert transfer.sent == [(0, 1.0)]
+
+
+def test_a_step_that_sent_weights_is_not_saved_as_unchanged():
+    roles = quiet_roles({("actor", "teacher"): Quiet()}, actor=Quiet(), teacher=Quiet()).during(Step(number=1))
+
+    assert roles.step.collecting
+    roles.send("actor", "teacher", mix=0.5)
+    assert not roles.step.collecting
+
+
+def test_weights_go_only_where_a_role_declares_it():
+    roles = quiet_roles(actor=Quiet(), teacher=Quiet())
 
     with pytest.raises(ConfigError, match=r"'teacher' does not receive the weights of 'actor'\nDeclare it"):
         roles.send("actor", "teacher")

@@ -222,7 +222,7 @@ class Roles:
 
         Raises:
             AttributeError: the run has no such role.
-            ConfigError: `target` does not declare that it receives the weights of `source`.
+            ConfigError: `target` does not declare that it receives the weights of `source`, or is an engine and mix < 1.
         """
         for name in (source, target):
             getattr(self, name)
@@ -232,6 +232,14 @@ class Roles:
                 f"roles.send('{source}', '{target}'): '{target}' does not receive the weights of '{source}'\n"
                 f'Declare it in roles():  RoleSpec(name="{target}", …, weights_from="{source}")'
             )
+        is_engine = self.groups[target].worker_class.updated_every_step
+        if is_engine and mix < 1:
+            raise ConfigError(
+                f"roles.send('{source}', '{target}', mix={mix:g}): an engine replaces its weights, it cannot mix them\n"
+                f"Send all of them:  roles.send('{source}', '{target}')"
+            )
+        if not is_engine:
+            self.step.collecting = False
         self._send(source, target, self.step.number, mix)
 
     def _send(self, source: str, target: str, version: int, mix: float = 1.0) -> None:
