@@ -1,5 +1,7 @@
 """Roles as data: what a RoleSpec says, which roles receive weights, and the examples that add roles."""
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -124,6 +126,22 @@ def test_a_model_in_a_setting_that_does_not_exist_is_refused(assets):
         ConfigError, match=r"role 'teacher' is in the setting 'algorithm\.teecher', which does not exist"
     ):
         plan_models(config(model={"path": str(assets / "models" / "stories260k")}), GRPO.Config(), {"teacher": spec})
+
+
+def test_a_role_without_a_model_starts_from_that_of_its_source(assets, tmp_path):
+    base = assets / "models" / "stories260k"
+    other = shutil.copytree(base, tmp_path / "other")
+    specs = {
+        "opponent": RoleSpec(name="opponent", worker="policy", model="critic.path"),
+        "rollout": RoleSpec(name="rollout", worker="rollout", weights_from="opponent"),
+        "average": RoleSpec(name="average", worker="reference", weights_from="rollout"),
+        "one": RoleSpec(name="one", worker="reference", weights_from="two"),
+        "two": RoleSpec(name="two", worker="reference", weights_from="one"),
+    }
+
+    models = plan_models(config(model={"path": str(base)}, critic={"path": str(other)}), GRPO.Config(), specs)
+
+    assert models == {**dict.fromkeys(("opponent", "rollout", "average"), str(other)), "one": str(base), "two": str(base)}
 
 
 class Quiet:

@@ -32,7 +32,8 @@ class RoleSpec:
     worker: str
     """A name of the registry kind `worker`."""
     model: str = ""
-    """Setting with the directory of its model, such as "algorithm.teacher"; if that is empty: the actor's model."""
+    """Setting with the directory of its model, such as "algorithm.teacher"; if that is empty: the model of the role in
+    `weights_from`, or `model.path`."""
     loss: str | None = None
     """Name of the algorithm's method that computes the role's loss; "" for a role that is not trained."""
     optimizer: str = "optimizer"

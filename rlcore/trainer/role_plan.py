@@ -114,20 +114,33 @@ def _check_sources(specs: Mapping[str, RoleSpec], workers: Mapping[str, Resolved
 
 
 def plan_models(config: Config, algorithm_config: Any, specs: Mapping[str, RoleSpec]) -> dict[str, str]:
-    """Return role -> directory of its model, which must exist and use the same tokenizer as the actor's."""
+    """Return role -> directory of its model, which must exist and use the same tokenizer as the actor's.
+
+    A role without its own model starts from that of the role whose weights it receives.
+    """
     models = {}
-    for name, spec in specs.items():
-        own = _setting(config, algorithm_config, spec)
+    for name in specs:
+        setting, own = _own_model(config, algorithm_config, specs, name)
         models[name] = own or config.model.path
-        if own and check_directory(own, spec.model) != check_directory(config.model.path):
+        if own and check_directory(own, setting) != check_directory(config.model.path):
             vocabulary, wanted = (load_tokenizer(path).get_vocab() for path in (own, config.model.path))
             if vocabulary != wanted:
                 raise ConfigError(
-                    f"{spec.model}={own} has a different tokenizer than model.path={config.model.path}\n"
+                    f"{setting}={own} has a different tokenizer than model.path={config.model.path}\n"
                     "Both read the same token ids: choose models of one family."
                 )
-        _check_vocabulary(spec.model if own else "model.path", models[name])
+        _check_vocabulary(setting if own else "model.path", models[name])
     return models
+
+
+def _own_model(config: Config, algorithm_config: Any, specs: Mapping[str, RoleSpec], name: str) -> tuple[str, str]:
+    """Return the setting and the directory of the model of a role, or of its source; an empty one if neither has any."""
+    for _ in specs:  # two models may send their weights to each other
+        own = _setting(config, algorithm_config, specs[name])
+        if own or specs[name].weights_from not in specs:
+            return specs[name].model, own
+        name = str(specs[name].weights_from)
+    return "", ""
 
 
 def _setting(config: Config, algorithm_config: Any, spec: RoleSpec) -> str:
