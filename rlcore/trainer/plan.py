@@ -314,9 +314,11 @@ def _find_checkpoint(
     stateful = [role for role, spec in roles.items() if workers[role].object.has_state(spec)]
     if latest is not None and (new := [role for role in stateful if not (latest.path / role).is_dir()]):
         before = latest.state["config"]["algorithm"]["name"]
+        same = before == config.algorithm.name
         raise ConfigError(
-            f"{latest.path} has no state of role '{new[0]}': it was trained with algorithm={before}\n"
-            f"Type  algorithm={before}   or start a new run:  run.name=NAME"
+            f"{latest.path} has no state of role '{new[0]}': it was trained with"
+            f" {'other settings of ' if same else ''}algorithm={before}\n"
+            f"{'Use these settings' if same else f'Type  algorithm={before}'}   or start a new run:  run.name=NAME"
         )
     if latest is not None:
         loader.load_state_dict(latest.state["loader"])
