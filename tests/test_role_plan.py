@@ -1,5 +1,6 @@
 """Roles as data: what a RoleSpec says, which roles receive weights, and the examples that add roles."""
 
+import json
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 
 from rlcore.algorithms.grpo import GRPO
 from rlcore.algorithms.ppo import PPO
+from rlcore.cli import main
 from rlcore.cli.train import run as train
 from rlcore.config.build import build
 from rlcore.config.schema import Config
@@ -232,6 +234,15 @@ def test_a_resumed_run_of_an_example_equals_an_uninterrupted_one(tmp_path, examp
     assert metrics(parts) == metrics(whole)
     for role in roles:
         assert_same_weights((whole, parts), 3, role)
+
+
+def test_a_run_that_places_its_own_role_can_be_evaluated(tmp_path, capsys):
+    train(small(tmp_path, "self_play.py:SelfPlay", "placement.opponent=main", steps=1), dry_run=False)
+    capsys.readouterr()
+
+    assert main(["eval", str(tmp_path / "r"), "eval.max_prompts=2", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["eval/samples"] == 2
 
 
 def test_both_players_are_trained_on_their_own_samples(tmp_path):

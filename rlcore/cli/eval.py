@@ -111,7 +111,9 @@ def _config(model: Path, base: dict[str, Any] | None, overrides: Sequence[str]) 
         raise ConfigError("no held-out prompts are given.\nType  data.eval=FILE")
     data = replace(config.data, train=config.data.eval, eval="")
     plain = Choice(name="grpo")  # the training algorithm does not matter: only rollout and rewards are started
-    return replace(config, data=data, run=replace(config.run, resume="never"), algorithm=plain)
+    absent = set((base or {}).get("placement", {})) - {"rollout", "reward", "reward_model", "default"}
+    placement = {role: pool for role, pool in config.placement.items() if role not in absent}
+    return replace(config, data=data, run=replace(config.run, resume="never"), algorithm=plain, placement=placement)
 
 
 def _write(path: Path, roles: Roles, scored: Batch) -> None:
