@@ -13,7 +13,7 @@ from rlcore.cli import main
 from rlcore.cli.train import run as train
 from rlcore.config.build import build
 from rlcore.config.schema import Config
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, RunError
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.testing.runs import metrics, small_run
 from rlcore.trainer.role_plan import plan_models, plan_roles
@@ -243,6 +243,17 @@ def test_a_run_that_places_its_own_role_can_be_evaluated(tmp_path, capsys):
     assert main(["eval", str(tmp_path / "r"), "eval.max_prompts=2", "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["eval/samples"] == 2
+
+
+def test_an_algorithm_with_its_own_update_is_stopped_when_no_sample_has_a_reward(tmp_path):
+    (tmp_path / "broken.py").write_text("def broken(completion, **_):\n    raise ValueError('no')\n")
+    limits = ("reward.on_error=drop", "trainer.max_skipped_steps=2", "data.eval=")
+
+    with pytest.raises(RunError, match="2 steps in a row changed nothing"):
+        train(
+            small(tmp_path, "self_play.py:SelfPlay", f"reward={tmp_path}/broken.py:broken", *limits, steps=3),
+            dry_run=False,
+        )
 
 
 def test_both_players_are_trained_on_their_own_samples(tmp_path):

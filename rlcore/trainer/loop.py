@@ -204,8 +204,9 @@ def _stop_when_nothing_is_learned(run: Run, current: Step, metrics: dict[str, fl
                 "step %d: %g updates of %s skipped: a gradient was not finite", run.counters.step, times, name
             )
     skipped = any(metrics.get(f"{it}/skipped", 0.0) > 0 or math.isnan(metrics.get(f"{it}/loss", 0.0)) for it in names)
-    updates = [metrics[f"{it}/updates"] for it in names if f"{it}/updates" in metrics]
-    idle = updates and not any(updates) and "reward/mean" not in metrics  # equal rewards alone are fine
+    trained = any(f"{it}.update" in current.busy_s for it in names)
+    has_reward = "reward/mean" in metrics  # equal rewards alone are fine
+    idle = not trained and not has_reward and (current.scored is not None or metrics.get("actor/updates") == 0)
     count = run.counters.skipped_in_a_row = run.counters.skipped_in_a_row + 1 if skipped or idle else 0
     if count < run.config.trainer.max_skipped_steps:
         return
