@@ -143,7 +143,11 @@ def test_a_role_without_a_model_starts_from_that_of_its_source(assets, tmp_path)
 
     models = plan_models(config(model={"path": str(base)}, critic={"path": str(other)}), GRPO.Config(), specs)
 
-    assert models == {**dict.fromkeys(("opponent", "rollout", "average"), str(other)), "one": str(base), "two": str(base)}
+    assert models == {
+        **dict.fromkeys(("opponent", "rollout", "average"), str(other)),
+        "one": str(base),
+        "two": str(base),
+    }
 
 
 class Quiet:
@@ -159,8 +163,8 @@ class Quiet:
         self.sent.append((version, mix))
 
 
-def quiet_roles(transfers={}, **groups):
-    return Roles(groups, sampling=None, samples_per_prompt=1, reward=None, transfers=transfers)
+def quiet_roles(transfers=None, **groups):
+    return Roles(groups, sampling=None, samples_per_prompt=1, reward=None, transfers=transfers or {})
 
 
 def test_an_engine_does_not_mix_weights():
