@@ -68,7 +68,7 @@ class AlgorithmContract:
         equal(found, wanted, "every sample once, with its own tokens")
 
     def test_a_step_without_any_scored_sample_passes(self) -> None:
-        with allowed("when every reward failed no row is left, and the run goes on"):
+        with allowed("if every reward failed, no row is left and the run continues"):
             algorithm, roles, experience = self.collected(keep_scored=False)
             metrics = algorithm.update(roles, experience)
         assert all(isinstance(mean, Mean) for mean in metrics.values()), (

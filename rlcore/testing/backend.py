@@ -73,7 +73,7 @@ class BackendContract(UsesModel):
             rows = micro["sample_id"].tolist()
             seen.extend(rows)
             assert out.log_probs is not None and out.log_probs.requires_grad, "the loss's outputs must carry a gradient"
-            self.near(out.log_probs, wanted.take(rows)["x"], "outputs and micro-batch must speak of the same rows")
+            self.near(out.log_probs, wanted.take(rows)["x"], "outputs and micro-batch must contain the same rows")
             return likelihood(out, micro)[0], {"rows": Mean(float(len(micro)))}
 
         metrics = backend.forward_backward(self.batch(), loss, temperature=1.0)
@@ -288,7 +288,7 @@ class BackendContract(UsesModel):
         before = flat(backend)
         backend.offload()
         backend.offload()
-        with allowed("weights() is asked while the model is offloaded: by turns, they travel then"):
+        with allowed("weights() must work while the model is offloaded: with device sharing, they are sent then"):
             assert torch.equal(flat(backend), before), "an offloaded model has the weights that it had"
         backend.reload()
         backend.reload()
@@ -299,7 +299,7 @@ class BackendContract(UsesModel):
 
     def test_a_frozen_model_gives_the_same_outputs(self, model_path: str) -> None:
         frozen, trained = (self.log_probs(self.new(model_path, trained=one))["x"] for one in (False, True))
-        self.near(frozen, trained, "the reference (trained=False) says what the policy says at the start")
+        self.near(frozen, trained, "the reference (trained=False) must give the outputs of the initial policy")
 
     def batch(self) -> Batch:
         """Return six rows of 2 to 9 tokens on the device; row 4 has no loss token, row 5 has one at its first token."""

@@ -33,4 +33,4 @@ class DatasetContract:
         data = self.make()
         assert data.name, "messages about the data need its name"
         places = [data.where(i) for i in range(len(data))] if isinstance(data, NamesRows) else []
-        equal(len(set(places)), len(places), f"where(i) says where row i lies, each elsewhere: {places}")
+        equal(len(set(places)), len(places), f"where(i) must return a different location for each row: {places}")

@@ -54,7 +54,7 @@ class DispatchContract:
             outputs = [None if one is None else self.answer(one, mesh) for one, mesh in zip(calls, meshes)]
             with allowed("collect gets None for a rank that was not called"):
                 result = mode.collect(outputs, meshes)
-            assert result is not None, "some rank was called, and collect() must tell its result"
+            assert result is not None, "a rank was called, so collect() must return its result"
             if isinstance(result, list):
                 equal(result, [one for one in outputs if one in result], "results must be in rank order")
 
@@ -97,7 +97,7 @@ class RowDispatchContract(DispatchContract):
                 result = self.make().collect(outputs, meshes)
                 found = result["rows"].total if self.metrics else result["row"].tolist()
                 wanted = num_rows if self.metrics else list(range(num_rows))
-                equal(found, wanted, "only ranks whose mesh says `returns` count, in row order")
+                equal(found, wanted, "only results of ranks whose mesh has `returns` are collected, in row order")
 
     def test_named_batches_are_split_and_all_else_goes_to_every_rank(self) -> None:
         for meshes in _GRIDS:

@@ -98,7 +98,7 @@ class EnvironmentContract:
         async def together() -> list[Played]:
             return list(await asyncio.gather(*(self._play(row, texts, False) for row, texts, _ in self.episodes())))
 
-        rule = "many episodes take turns in one thread; played together they went otherwise"
+        rule = "many episodes run concurrently in one thread, and this must not change their results"
         with allowed(rule):
             found = self.run(together())
         equal(found, alone, rule)
@@ -123,7 +123,9 @@ class EnvironmentContract:
 
     @property
     def _late(self) -> str:
-        return f"no answer within {self.step_timeout_s:g} s a step: await what is slow, so that other episodes go on"
+        return (
+            f"no answer within {self.step_timeout_s:g} s a step: await slow operations, so that other episodes continue"
+        )
 
     def run(self, play: Coroutine[Any, Any, Any]) -> Any:
         """Run in a separate thread, because a blocking step cannot be cancelled."""

@@ -132,7 +132,7 @@ class RolloutContract(UsesModel):
         async def overlap() -> list[list[int]]:
             return list(await asyncio.gather(ask(10), ask(20)))
 
-        rule = "environments ask for the next turn while other calls of generate() go on; each gets what it asked for"
+        rule = "environments request the next turn while other calls of generate() are running; each must get its own samples"
         with allowed(rule):
             found = asyncio.run(asyncio.wait_for(overlap(), HANG_S))
         equal(found, [[10, 11, 12], [20, 21, 22]], rule)
