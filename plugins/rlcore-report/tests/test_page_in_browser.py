@@ -10,6 +10,8 @@ from conftest import STEPS, rows, write_rows
 from rlcore_report.page import page as make_page
 from rlcore_report.run import read_run
 
+from rlcore.testing.waiting import HANG_S
+
 playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install playwright")
 
 
@@ -88,7 +90,7 @@ def test_a_group_is_shown_side_by_side_and_closed_with_escape(browser, copy, tmp
         page.click("text=Group of 4 >> nth=0")
         assert texts(page, "dialog pre.response") == ["3", "4", "5", "6"]
         page.keyboard.press("Escape")
-        assert page.locator("dialog").count() == 0
+        page.wait_for_selector("dialog", state="detached", timeout=HANG_S * 1000)
         page.click("text=Over time >> nth=0")
         assert "four" in texts(page, "dialog pre.response")
 
