@@ -123,6 +123,21 @@ def test_when_one_host_of_a_shared_pool_fails_none_serves(runtimes):
     assert target.state() == [(1, True, True)] * 2
 
 
+def test_two_routes_between_the_same_hosts_do_not_mix(runtimes):
+    runtime = runtimes("ray")
+    sources = [spawn(Giver, runtime, role=f"source_{pool}", pool=pool) for pool in ("a", "b")]
+    targets = [spawn(Taker, runtime, role=f"target_{pool}", pool=pool) for pool in ("b", "a")]
+    ways = [Collective(source=source, target=target) for source, target in zip(sources, targets)]
+
+    for version in (1, 2):
+        for source, way in zip(sources, ways):
+            source.become(version)
+            way.send(version)
+
+    for target in targets:
+        assert [(seen, whole) for seen, whole, _ in target.state()] == [(2, True)] * 2
+
+
 def test_the_group_is_built_once(runtimes, monkeypatch):
     runtime = runtimes("ray")
     source, target = (spawn(it, runtime, role=it.__name__, pool=pool) for it, pool in ((Giver, "a"), (Taker, "b")))

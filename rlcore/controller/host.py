@@ -80,7 +80,8 @@ class Host:
         self._outgoing: Iterator[tuple[str, Any]] | None = None
         self._inbox: Inbox | None = None
         self._meeting: Any = None
-        self._broadcast: Broadcast | None = None
+        self._broadcasts: dict[str, Broadcast] = {}
+        """Route, such as "actor to rollout" -> its broadcast group."""
 
     def create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Reply:
         """Create a worker of a role; the reply is its Mesh."""
@@ -123,19 +124,21 @@ class Host:
         """Open the rendezvous of a broadcast group as its rank 0, reachable at `address`, and reply with its port."""
         return self._guarded("broadcast of weights", lambda: self._open_broadcast(address))
 
-    def join_broadcast(self, address: str, port: int, rank: int, world_size: int, timeout_s: float) -> Reply:
+    def join_broadcast(
+        self, route: str, address: str, port: int, rank: int, world_size: int, timeout_s: float
+    ) -> Reply:
         """Join the broadcast group for weights as this rank."""
         return self._guarded(
-            "broadcast of weights", lambda: self._join_broadcast(address, port, rank, world_size, timeout_s)
+            "broadcast of weights", lambda: self._join_broadcast(route, address, port, rank, world_size, timeout_s)
         )
 
-    def send_weights(self, source: str, num_bytes: int) -> Reply:
+    def send_weights(self, route: str, source: str, num_bytes: int) -> Reply:
         """Broadcast a worker's weights; ranks outside the group only take part in gathering them."""
-        return self._guarded(f"{source}.weights", lambda: self._send_weights(source, num_bytes))
+        return self._guarded(f"{source}.weights", lambda: self._send_weights(route, source, num_bytes))
 
-    def take_weights(self, target: str, version: int, mix: float = 1.0) -> Reply:
+    def take_weights(self, route: str, target: str, version: int, mix: float = 1.0) -> Reply:
         """Load the weights that are broadcast."""
-        return self._guarded(f"{target}.load_weights", lambda: self._take_weights(target, version, mix))
+        return self._guarded(f"{target}.load_weights", lambda: self._take_weights(route, target, version, mix))
 
     def join(self, init_method: str, timeout_s: float) -> Reply:
         """Join the process group of the pool."""
@@ -224,26 +227,28 @@ class Host:
         self._meeting = meeting_point(address)
         return int(self._meeting.port)
 
-    def _join_broadcast(self, address: str, port: int, rank: int, world_size: int, timeout_s: float) -> None:
+    def _join_broadcast(
+        self, route: str, address: str, port: int, rank: int, world_size: int, timeout_s: float
+    ) -> None:
         store = self._meeting if rank == 0 else meet(address, port, timeout_s)
-        self._broadcast = Broadcast(
+        self._broadcasts[route] = Broadcast(
             store, rank=rank, world_size=world_size, device=self.info.device, timeout_s=timeout_s
         )
 
-    def _send_weights(self, source: str, num_bytes: int) -> None:
+    def _send_weights(self, route: str, source: str, num_bytes: int) -> None:
         weights = self._any(source).weights()
-        if self._broadcast is not None:
-            self._broadcast.send(weights, num_bytes)
+        if route in self._broadcasts:
+            self._broadcasts[route].send(weights, num_bytes)
             return
         for _ in weights:
             pass
 
-    def _take_weights(self, target: str, version: int, mix: float) -> None:
-        assert self._broadcast is not None, "take_weights before join_broadcast"
+    def _take_weights(self, route: str, target: str, version: int, mix: float) -> None:
+        broadcast = self._broadcasts[route]
         try:
-            self._load_weights(target, self._broadcast.receive(), version, mix)
+            self._load_weights(target, broadcast.receive(), version, mix)
         finally:
-            self._broadcast.drain()
+            broadcast.drain()
 
     def _any(self, role: str) -> Any:
         """Return a worker, untyped."""

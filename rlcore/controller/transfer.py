@@ -96,13 +96,14 @@ class Collective(_WeightTransfer):
                 f"Type  transfer={method}"
             )
         super().__init__(source=source, target=target)
+        self._route = f"{source.role} to {target.role}"
         self._has_group = False
 
     def _send(self, version: int, mix: float) -> None:
         if not self._has_group:
             self._meet()
-        sending = _submit(self._source, "send_weights", self._source.role, weights.BUCKET_BYTES)
-        taking = _submit(self._target, "take_weights", self._target.role, version, mix)
+        sending = _submit(self._source, "send_weights", self._route, self._source.role, weights.BUCKET_BYTES)
+        taking = _submit(self._target, "take_weights", self._route, self._target.role, version, mix)
         _wait(self._target, [*sending, *taking])
 
     def _meet(self) -> None:
@@ -112,7 +113,7 @@ class Collective(_WeightTransfer):
         port = runtime.wait([runtime.submit(pool, 0, "open_broadcast", address)], "weight sync", timeout_s)[0].value
         places = [(pool, 0), *((self._target.pool, rank) for rank in range(len(self._target.meshes)))]
         handles = [
-            runtime.submit(pool, number, "join_broadcast", address, port, rank, len(places), timeout_s)
+            runtime.submit(pool, number, "join_broadcast", self._route, address, port, rank, len(places), timeout_s)
             for rank, (pool, number) in enumerate(places)
         ]
         _wait(self._source, handles)
