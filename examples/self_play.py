@@ -22,7 +22,6 @@ from rlcore.protocols.roles import Roles
 from rlcore.types import Mean, Metrics, merge_metrics
 from rlcore.workers.averaging import count
 from rlcore.workers.policy import PolicyWorker
-from rlcore.workers.rollout import RolloutWorker
 
 PLAYERS = ("actor", "opponent")
 
@@ -43,9 +42,8 @@ class SelfPlay(GRPO):
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Let both players answer, and compare their scores."""
-        engine = roles.group("opponent_rollout", RolloutWorker)
         reseeded = prompts.with_rows(seed=prompts.fetch("seed") ^ 1)  # else equal policies would answer alike
-        theirs = roles.score(engine.generate(reseeded, roles.sampling, roles.samples_per_prompt))
+        theirs = roles.score(roles.generate(reseeded, rollout="opponent_rollout"))
         mine = roles.score(roles.generate(prompts))
         roles.note("self_play/wins", Mean(float(wins(mine, theirs).sum()), len(mine)))
         return mine.cat([self._compared(roles, mine, theirs, 0), self._compared(roles, theirs, mine, 1)])

@@ -71,6 +71,12 @@ def test_the_kind_of_worker_decides_what_a_spec_leaves_open():
             id="target-without-a-model",
         ),
         pytest.param(
+            [ACTOR, RoleSpec(name="slow", worker="critic", loss="", weights_from="actor")],
+            "role 'slow' wants the weights of 'actor', but value heads are not sent\n"
+            'Use a kind without a value head, such as worker="reference"',
+            id="target-with-a-value-head",
+        ),
+        pytest.param(
             [
                 ACTOR,
                 RoleSpec(name="opponent", worker="policy"),

@@ -64,8 +64,11 @@ class Roles(Protocol):
             TypeError: the role has workers of another class.
         """
 
-    def generate(self, prompts: Batch) -> Batch:
-        """Sample `samples_per_prompt` responses for each prompt, adjacent and in prompt order."""
+    def generate(self, prompts: Batch, rollout: str = "rollout") -> Batch:
+        """Sample `samples_per_prompt` responses for each prompt, adjacent and in prompt order.
+
+        Args:
+            rollout: role of the engine, for algorithms with several."""
 
     def more_prompts(self, count: int) -> Batch:
         """Return further prompts for this step, for example to replace groups without variance."""

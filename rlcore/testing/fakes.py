@@ -292,9 +292,9 @@ class FakeRoles:
     def note(self, name: str, mean: Mean) -> None:
         self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + mean
 
-    def generate(self, prompts: Batch) -> Batch:
+    def generate(self, prompts: Batch, rollout: str = "rollout") -> Batch:
         """Return made-up responses with the columns of the rollout worker."""
-        return self._noted(self.rollout.generate(prompts, self.sampling, self.samples_per_prompt))
+        return self._noted(self.groups[rollout].generate(prompts, self.sampling, self.samples_per_prompt))
 
     def more_prompts(self, count: int) -> Batch:
         """Return prompts of two tokens, different ones in each call."""

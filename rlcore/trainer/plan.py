@@ -74,11 +74,6 @@ class Plan:
     """Roles that share devices with the rollout and are offloaded while it generates."""
 
     @property
-    def trained(self) -> tuple[str, ...]:
-        """Names of the trained roles."""
-        return tuple(name for name, spec in self.roles.items() if spec.loss)
-
-    @property
     def versions(self) -> dict[str, str]:
         """Package -> version of every plugin in this run."""
         chosen = [self.backend.resolved, self.rollout.resolved, self.algorithm.resolved, *self.workers.values()]

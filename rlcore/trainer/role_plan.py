@@ -111,6 +111,11 @@ def _check_sources(specs: Mapping[str, RoleSpec], workers: Mapping[str, Resolved
                 f"role '{name}' wants the weights of '{source}', but a worker of kind '{spec.worker}' cannot load any\n"
                 'Use a kind with a model, such as worker="reference"'
             )
+        if getattr(workers[name].object, "head", "token") == "value":
+            raise ConfigError(
+                f"role '{name}' wants the weights of '{source}', but value heads are not sent\n"
+                'Use a kind without a value head, such as worker="reference"'
+            )
 
 
 def plan_models(config: Config, algorithm_config: Any, specs: Mapping[str, RoleSpec]) -> dict[str, str]:

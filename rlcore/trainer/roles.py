@@ -131,9 +131,9 @@ class Roles:
         """Return the groups whose state is part of checkpoints."""
         return [group for name, group in self.groups.items() if group.worker_class.has_state(self._specs[name])]
 
-    def generate(self, prompts: Batch) -> Batch:
+    def generate(self, prompts: Batch, rollout: str = "rollout") -> Batch:
         """Generate the configured number of samples for each prompt, adjacent and in prompt order."""
-        return self._counted(self.rollout.generate(prompts, self.sampling, self.samples_per_prompt))
+        return self._counted(getattr(self, rollout).generate(prompts, self.sampling, self.samples_per_prompt))
 
     def more_prompts(self, count: int) -> Batch:
         """Return more prompts for this step, to replace prompts whose samples are not used."""

@@ -42,6 +42,15 @@ class Worker:
         """
 
     @classmethod
+    def data_parallel(cls, plan: RunPlan, role: str, pool: PoolFacts) -> int:
+        """Return the number of shares that a batch is split into.
+
+        Raises:
+            UserError: the model cannot run on this pool.
+        """
+        return pool.num_devices
+
+    @classmethod
     def memory(cls, plan: RunPlan, role: str, pool: PoolFacts) -> RoleMemory:
         """Estimate the memory of one worker.
 
