@@ -280,7 +280,7 @@ class ReadsValues(GRPO):
 
 class ReadsTypo(PPO):
     def reads(self):
-        return {"actor": ["advantages", "retruns"]}
+        return {**super().reads(), "actor": ["advantages", "retruns"]}
 
 
 class InPairs(GRPO):

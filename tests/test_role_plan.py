@@ -1,6 +1,7 @@
 """Roles as data: what a RoleSpec says, which roles receive weights, and the examples that add roles."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -125,6 +126,29 @@ def test_a_worker_that_cannot_answer_the_planner_is_refused():
         f"role 'extra': worker '{__file__}:Plain' is not a subclass of rlcore.workers.base.Worker\n"
         "Write  class Plain(Worker)"
     )
+
+
+@pytest.mark.parametrize(
+    ("reads", "message"),
+    [
+        ({}, "trains 'actor', but its reads() has no columns for it"),
+        ({"actor": [], "actr": []}, "names 'actr', which is not a trained role. Did you mean 'actor'?"),
+    ],
+)
+def test_columns_are_read_by_the_trained_roles_and_no_others(reads, message):
+    made = algorithm(ACTOR)
+    made.reads = lambda: reads
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        plan_roles(config(), made)
+
+
+def test_every_rollout_plays_episodes_if_there_is_an_environment():
+    other = RoleSpec(name="other", worker="rollout")
+
+    specs, _ = plan_roles(config(environment="e"), algorithm(ACTOR, other))
+
+    assert {name for name, spec in specs.items() if spec.worker == "episodes"} == {"rollout", "other"}
 
 
 def test_a_model_in_a_setting_that_does_not_exist_is_refused(assets):

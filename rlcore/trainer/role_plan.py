@@ -31,13 +31,14 @@ def plan_roles(config: Config, algorithm: Any) -> tuple[dict[str, RoleSpec], dic
         specs[spec.name] = spec
     for spec in _standard_roles(config, algorithm):
         specs.setdefault(spec.name, spec)
-    if config.environment.name and "rollout" in specs:
-        specs["rollout"] = replace(specs["rollout"], worker="episodes")
+    if config.environment.name:  # every rollout plays episodes
+        specs = {n: replace(it, worker="episodes") if it.worker == "rollout" else it for n, it in specs.items()}
     if "actor" not in specs:
         raise ConfigError("the algorithm has no role 'actor'; its roles() must include one")
     workers = {name: _worker(spec) for name, spec in specs.items()}
     specs = {name: _with_defaults(spec, workers[name].object, algorithm) for name, spec in specs.items()}
     _check_sources(specs, workers)
+    _check_reads(config, algorithm, specs)
     specs = dict(sorted(specs.items(), key=lambda item: not item[1].loss))
     return specs, {name: workers[name] for name in specs}
 
@@ -116,6 +117,21 @@ def _check_sources(specs: Mapping[str, RoleSpec], workers: Mapping[str, Resolved
                 f"role '{name}' wants the weights of '{source}', but value heads are not sent\n"
                 'Use a kind without a value head, such as worker="reference"'
             )
+
+
+def _check_reads(config: Config, algorithm: Any, specs: Mapping[str, RoleSpec]) -> None:
+    """Check that `reads` names the columns of every trained role, and of no other."""
+    trained, reads = {name for name, spec in specs.items() if spec.loss}, set(algorithm.reads())
+    if missing := sorted(trained - reads):
+        raise ConfigError(
+            f"algorithm '{config.algorithm.name}' trains '{missing[0]}', but its reads() has no columns for it\n"
+            f'Return  {{"{missing[0]}": [columns of its loss]}}  from reads(), or set loss="" in its RoleSpec'
+        )
+    if surplus := sorted(reads - trained):
+        raise ConfigError(
+            f"reads() of algorithm '{config.algorithm.name}' names '{surplus[0]}', which is not a trained role."
+            f"{did_you_mean(surplus[0], sorted(trained))}\nTrained roles: {', '.join(sorted(trained))}"
+        )
 
 
 def plan_models(config: Config, algorithm_config: Any, specs: Mapping[str, RoleSpec]) -> dict[str, str]:

@@ -215,7 +215,7 @@ class Roles:
         """Send the weights of trained models to the rollouts that use them, as `version`."""
         for source, target in self._transfers:
             if self.groups[target].worker_class.updated_every_step:
-                self._send(source, target, version)
+                self._send(source, target, version, "weight sync")
 
     def send(self, source: str, target: str, mix: float = 1.0) -> None:
         """Set each parameter p of the model `target` to (1 - mix) · p + mix · the parameter of `source`.
@@ -240,15 +240,15 @@ class Roles:
             )
         if not is_engine:
             self.step.collecting = False
-        self._send(source, target, self.step.number, mix)
+        self._send(source, target, self.step.number, f"{target}.load_weights", mix)
 
-    def _send(self, source: str, target: str, version: int, mix: float = 1.0) -> None:
+    def _send(self, source: str, target: str, version: int, what: str, mix: float = 1.0) -> None:
         if self._sharing is not None:
             self._sharing.acquire(self.groups[target])
         start = time.perf_counter()
         with self.step.blocked():
             self._transfers[source, target].send(version, mix)
-        self.step.spent("weight sync", time.perf_counter() - start)
+        self.step.spent(what, time.perf_counter() - start)
 
     def note(self, name: str, mean: Mean) -> None:
         """Add a metric of the step."""

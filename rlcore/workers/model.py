@@ -124,7 +124,7 @@ class ModelWorker(Worker):
 
     @classmethod
     def has_state(cls, spec: RoleSpec) -> bool:
-        return bool(spec.loss or spec.weights_from)
+        return bool(spec.loss or spec.weights_from) or cls.save_to is not ModelWorker.save_to
 
     def __init__(self, context: WorkerContext, *, options: ModelOptions) -> None:
         super().__init__(context)
