@@ -33,7 +33,7 @@ def test_a_good_run_has_no_warning(longer):
     [
         ({"actor__entropy": lambda n: 2 / n, "reward__mean": lambda n: 0.3 - 0.001 * n}, "Entropy has collapsed"),
         ({"actor__kl_to_reference": lambda n: 1e-6 * n**3}, "KL to the reference keeps growing"),
-        ({"experience__zero_variance_rows": lambda n: 30}, "Groups are all alike"),
+        ({"experience__zero_variance_rows": lambda n: 30}, "All rewards of a group are equal"),
         (
             {
                 "experience__zero_variance_rows": lambda n: 30,

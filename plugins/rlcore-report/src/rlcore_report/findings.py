@@ -48,7 +48,7 @@ def _ended_badly(run: RecordedRun) -> Iterator[Finding]:
     if run.state == "crashed":
         yield Finding(level="bad", title="The run crashed", text=str(run.summary.get("error", "")))
     elif run.state == "killed":
-        text = f"Its process ended after step {run.step} without a word. {_resume(run)}"
+        text = f"Its process ended after step {run.step} without an error message. {_resume(run)}"
         yield Finding(level="bad", title="The run was killed", text=text)
     elif run.state == "stopped":
         text = f"A signal ended it after step {run.step} of {run.total_steps}. {_resume(run)}"
@@ -103,7 +103,7 @@ def _alike(run: RecordedRun) -> Iterator[Finding]:
         text = (
             f"{about}, so nothing is learned from them. Use easier prompts, more samples_per_prompt, or a finer reward."
         )
-        yield Finding(level="warning", title="Groups are all alike", text=text, metric=name)
+        yield Finding(level="warning", title="All rewards of a group are equal", text=text, metric=name)
 
 
 def _zero_variance_shares(metrics: Metrics) -> list[float]:
