@@ -141,9 +141,13 @@ def test_text_ends_with_the_run(trained):
 
 
 def test_ctrl_c_ends_the_watch(trained):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlcore", "watch", str(trained), "--port", "0"], stdout=subprocess.PIPE, text=True
-    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores ctrl-C
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlcore", "watch", str(trained), "--port", "0"], stdout=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         assert process.stdout.readline().startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
