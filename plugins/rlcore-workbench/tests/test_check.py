@@ -231,7 +231,7 @@ def test_attributes_of_the_suite_can_be_set():
         (["dispatch", "dp"], 7),
         (["tracker", "jsonl"], 6),
         (["dataset", "files", "--data", "d.jsonl"], 4),
-        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 17),
+        (["backend", "local", "--skip", "gradient", "--skip", "checkpoint"], 18),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value),
 )
@@ -305,7 +305,7 @@ def test_an_environment_with_its_own_examples_passes(environments, capsys):
         (
             "Blocks",
             ["--suite", "step_timeout_s=0.4", "--skip", "anything", "--skip", "last turn"],
-            "a step: await what is slow",
+            "a step: await slow operations",
         ),
     ],
 )

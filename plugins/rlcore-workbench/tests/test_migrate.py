@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rlcore_workbench.verl.translate import DEFAULTS, RULES, translate
 
 from rlcore.config.compose import PLUGIN_SECTIONS, compose
 from rlcore.errors import ConfigError, UserError
+from rlcore.kits.engine.config import EngineConfig
 
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 COMMON = f"""
@@ -175,8 +177,9 @@ def own_settings(package, name):
     if not file.is_file():
         return None
     classes = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef))
-    (body,) = (node.body for node in classes if node.name == name)
-    return {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+    (found,) = (node for node in classes if node.name == name)
+    shared = {it.name for it in fields(EngineConfig)} if "EngineConfig" in map(ast.unparse, found.bases) else set()
+    return shared | {node.target.id for node in found.body if isinstance(node, ast.AnnAssign)}
 
 
 @pytest.mark.parametrize("key", [key for key in {**SAME, **RULES} if key not in REFUSING])
