@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "models": "errors",
     "rewards": "types protocols registry errors",
     "workers": "types protocols data registry controller models rewards errors",
-    "kits": "types protocols data models trainer errors",
+    "kits": "types protocols data registry models errors",
     # the built-in plugins: no part of the core names them but through the registry
     "algorithms": "types protocols data workers errors",
     "backends": "types protocols data models kits errors",

@@ -1,4 +1,4 @@
-"""Batches as TensorDicts: a round trip keeps every column, and what is no batch is refused."""
+"""Batches as TensorDicts: a round trip keeps every column, and anything else is refused."""
 
 import pytest
 import torch

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
+import importlib_metadata as metadata
 from packaging.requirements import Requirement
 
 from rlcore.errors import UserError
+from rlcore.registry.versions import installed_version
 
 
 class EngineMissing(UserError, ImportError):
@@ -17,17 +18,9 @@ class EngineMissing(UserError, ImportError):
 
 def wanted_version(plugin: str, package: str) -> Requirement:
     """Return the supported range of versions. Example: wanted_version("rlcore-vllm", "vllm")"""
-    requirements = [Requirement(line) for line in metadata.requires(plugin) or []]
+    requirements = [Requirement(line) for line in metadata.requires(plugin) or []]  # also those of extras
     wanted = next(requirement for requirement in requirements if requirement.name == package)
     return Requirement(f"{package}{wanted.specifier}")
-
-
-def installed_version(package: str) -> str:
-    """Return the version of a package, or an empty string if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def check_version(rollout: str, engine: str, wanted: Requirement, packages: Sequence[str], advice: str) -> str:
