@@ -13,6 +13,7 @@ os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
 import pytest
 
 from rlcore.testing.assets import assets  # noqa: F401
+from rlcore.testing.site import site  # noqa: F401
 from rlcore.testing.waiting import HANG_S
 
 
@@ -38,18 +39,3 @@ def rlcore():
         )
 
     return run
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A folder on sys.path; modules imported from it, and its plugins, are forgotten after the test."""
-    from rlcore.registry import refresh
-
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "") or ""):
-            del sys.modules[name]
-    monkeypatch.undo()
-    refresh()
