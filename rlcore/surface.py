@@ -85,7 +85,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.models.load": "check_directory check_positions check_same_files fingerprint load_model load_tokenizer"
     " read_config",
     "rlcore.models.weights": "check_finite check_names weight_files",
-    "rlcore.registry.versions": "check_versions installed_version requirements",
+    "rlcore.registry.versions": "check_versions requirements",
     # engines
     "rlcore.rollouts.hf": "HFConfig HFRollout",
     "rlcore.controller.weights": "Broadcast meet meeting_point",
@@ -93,7 +93,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.kits.engine.buckets": "buckets naming_directory",
     "rlcore.kits.engine.checks": "ExpectedWeights Limits Readiness check_finite end_ids read_limits unfit",
     "rlcore.kits.engine.config": "EngineConfig",
-    "rlcore.kits.engine.install": "EngineMissing check_version wanted_version",
+    "rlcore.kits.engine.install": "EngineMissing check_version installed_version wanted_version",
     "rlcore.kits.engine.memory": "bytes_per_token cache_bytes start_advice taken_bytes",
     "rlcore.kits.engine.ranks": "engine_mesh server_client server_url",
     "rlcore.kits.engine.serve": "ServerOptions flags serve",

@@ -9,7 +9,7 @@ import importlib_metadata as metadata
 from packaging.requirements import Requirement
 
 from rlcore.errors import UserError
-from rlcore.registry.versions import installed_version
+from rlcore.registry.versions import installed_version as installed_version
 
 
 class EngineMissing(UserError, ImportError):

@@ -8,7 +8,6 @@ from packaging.requirements import Requirement
 
 from rlcore.kits.engine import install
 from rlcore.kits.engine.install import EngineMissing
-from rlcore.registry.versions import installed_version
 
 
 def check_installed(needs_kernels: bool = False) -> str:
@@ -24,7 +23,7 @@ def check_installed(needs_kernels: bool = False) -> str:
     command = f'Type  {sys.executable} -m pip install "{wanted}"'
     elsewhere = "or use a separate virtual environment for SGLang:  rollout.python=OTHER_ENVIRONMENT/bin/python"
     version = install.check_version("sglang", "SGLang", wanted, ["sglang"], f"{command}\n{elsewhere}")
-    if needs_kernels and not installed_version("sglang-kernel"):
+    if needs_kernels and not install.installed_version("sglang-kernel"):
         raise EngineMissing(
             f"SGLang {version} needs sglang-kernel on a GPU, which is not installed in {sys.prefix}\n"
             f"{command}   without  --no-deps"
