@@ -1,0 +1,1 @@
+"""Trackers that send metrics, samples and histograms to MLflow, SwanLab and Trackio."""
