@@ -5,6 +5,7 @@
 # make test-sglang  the same for rlcore-sglang; some of its tests use two virtual environments
 # make test-gpu     run the tests that need a GPU, in the virtual environments that exist; report in outputs/gpu.txt
 # make lint         run ruff and mypy
+# make dist         build wheels and sdists of all packages from the last commit into dist/, reproducibly, and check them
 # make bench        run the benchmarks; results: benchmarks/README.md
 #
 # Engines pin conflicting versions, so each has its own virtual environment.
@@ -30,7 +31,7 @@ GPU_FOLDERS := $(sort $(patsubst %/tests/,%,$(dir $(shell grep -l "mark\.gpu" pl
 GPU_TESTED := $(foreach folder,$(GPU_FOLDERS),$(folder):$(if $(filter $(ENGINES:%=plugins/rlcore-%),$(folder)),.venv-$(folder:plugins/rlcore-%=%),$(VENV)))
 GPU_REPORT := $(CURDIR)/outputs/gpu.txt
 
-.PHONY: quickstart test test-plugins $(ENGINES:%=test-%) test-gpu lint bench clean
+.PHONY: quickstart test test-plugins $(ENGINES:%=test-%) test-gpu lint dist bench clean
 
 quickstart: $(VENV)/.ready
 	$(BIN)/rlcore train preset=quickstart
@@ -74,17 +75,23 @@ lint: $(VENV)/.plugins
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+dist: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python $(INSTALL) "twine>=6"
+	$(BIN)/python tools/dist.py dist
+	$(BIN)/python -m twine check --strict dist/*
+
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/data_plane.py
 	$(BIN)/python benchmarks/step.py
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml plugins/rlcore-report/pyproject.toml
 	@echo "== setting up $(VENV) with $$($(PYTHON) --version): about a minute, once =="
 	$(PYTHON) -m venv $(VENV)
 	@echo "== installing $(TORCH) =="
 	$(BIN)/python $(INSTALL) "$(TORCH)"
-	@echo "== installing rlcore and the requirements of its tests =="
-	$(BIN)/python $(INSTALL) --editable ".[dev]"
+	@echo "== installing rlcore, the requirements of its tests, and rlcore-report =="
+	$(BIN)/python $(INSTALL) --editable ".[dev]" --editable plugins/rlcore-report
 	@touch $@
 
 $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
@@ -105,4 +112,4 @@ $(VENV)/.plugins: $(VENV)/.ready $(PLUGINS:%=%/pyproject.toml)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(ENGINES:%=.venv-%) outputs
+	rm -rf $(VENV) $(ENGINES:%=.venv-%) outputs dist
