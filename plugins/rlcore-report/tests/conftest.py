@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcore_tests.runs import small_run
 
-from rlcore.testing.runs import small_run
 from rlcore.testing.waiting import HANG_S
 
 STEPS = 12
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)
 
@@ -82,7 +82,7 @@ def longer(copy) -> Callable[..., Path]:
 def recorded(tmp_path_factory) -> Path:
     """The directory of a finished run that was recorded."""
     parent = tmp_path_factory.mktemp("recorded")
-    settings = ["eval.every_steps=4", "trackers=[jsonl,report]", "plugins.hooks=[report]"]
+    settings = ["eval.every_steps=4", "plugins.hooks=[report]", "checkpoint.every_steps=6"]
     done = rlcore("train", *small_run(parent, *settings, steps=STEPS))
     assert done.returncode == 0, done.stderr
     return parent / "r"

@@ -45,6 +45,7 @@ def test_a_good_run_has_no_warning(longer):
         ({"reward__mean": lambda n: 0.3}, "The reward does not rise"),
         ({"eval__pass_rate": lambda n: 0.9 - 0.005 * n}, "Held-out results fall"),
         ({"time_s__rollout.generate": lambda n: 9.0, "perf__step_s": lambda n: 10.0}, "The trainer waits for samples"),
+        ({"time_s__wait for samples": lambda n: 9.0, "perf__step_s": lambda n: 10.0}, "The trainer waits for samples"),
         ({"response_length__truncated": lambda n: 0.5}, "response_length/truncated is above 0.25"),
         ({"actor__rollout_logprob_gap": lambda n: 0.2}, "actor/rollout_logprob_gap is above 0.05"),
         ({"reward__num_error": lambda n: 1.0}, "reward/num_error is above 0"),
@@ -60,6 +61,12 @@ def test_a_single_odd_step_is_not_a_warning(longer):
     odd = {"actor__clip_fraction": lambda step: 0.9 if step == 99 else 0.1}
 
     assert titles(longer(100, **(GOOD | odd))) == []
+
+
+def test_generation_that_overlaps_with_training_is_not_a_wait(longer):
+    times = {"time_s__rollout.generate": 9.0, "time_s__wait for samples": 0.1, "perf__step_s": 10.0}
+
+    assert titles(longer(100, **GOOD, **{name: lambda n, value=value: value for name, value in times.items()})) == []
 
 
 def test_low_entropy_of_a_solved_task_is_not_a_collapse(longer):

@@ -174,12 +174,28 @@ def test_a_recording_adds_held_out_prompts_tokens_and_a_timeline(browser, record
         assert len(texts(page, "dialog pre.response")) == 4
         page.keyboard.press("Escape")
         go(page, "time")
-        assert "rollout.generate" in page.inner_text(".lane >> nth=0")
-        assert page.locator(".track i").count() > 3
+        assert [text.partition(",")[0] for text in texts(page, ".lane span")] == ["controller", "main rank 0"]
+        assert "rollout.generate" in page.get_attribute(".track >> nth=1", "aria-label")
+        assert {"rollout.generate", "weight sync"} <= set(texts(page, "ul.legend li"))
+        assert page.locator(".track i").count() > 6
+        page.select_option("select[aria-label='Step of the timeline']", "8")
+        assert page.locator(".track i.striped").count() > 0, "the evaluation of step 8"
+        assert "no call" in page.inner_text("table[aria-label=Waiting]")
         go(page, "samples")
         page.select_option("#kind", "training")
         page.select_option("#tint", "log_prob")
-        spans = page.locator("pre[aria-label='response, token by token'] >> nth=0").locator("span")
+        spans = page.locator("pre[aria-label^='response, token by token'] >> nth=0").locator("span")
         assert spans.count() > 1
         assert "log-prob -" in spans.first.get_attribute("title")
         assert len({spans.nth(i).evaluate("it => it.style.backgroundColor") for i in range(spans.count())}) > 1
+        assert set(page.locator("#tint option").all_inner_texts()) == {
+            "nothing", "surprise (low log-prob)", "advantage", "log-prob gap (trainer minus engine)", "tokens not learned from"
+        }  # fmt: skip
+        page.select_option("#tint", "advantage")
+        assert [text.partition(" (")[0] for text in texts(page, "ul.legend li")] == ["reinforced", "discouraged"]
+        page.select_option("#order", "best")
+        best = page.locator(
+            "pre[aria-label='response, token by token, colored by advantage'] >> nth=0 >> span >> nth=0"
+        )
+        assert "advantage " in best.get_attribute("title")
+        assert "--run1" in best.get_attribute("style")

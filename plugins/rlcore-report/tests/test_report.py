@@ -59,7 +59,7 @@ def test_the_page_has_the_whole_run(made):
 
 
 def test_the_page_loads_nothing(made):
-    outside = made.replace("https://github.com/leeoniya/uPlot", "")  # the notice of its licence
+    outside = made.replace("https://github.com/leeoniya/uPlot", "")  # the notice of its license
 
     assert "http:" not in outside and "https:" not in outside
     assert not re.search(r"<(link|iframe|img|object|embed)\b|\bsrc=|@import|url\(", outside)

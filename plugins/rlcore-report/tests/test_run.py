@@ -1,4 +1,4 @@
-"""What is read from the directory of a run, whatever has happened to it."""
+"""Reading the directory of a run in any state."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import sys
 import pytest
 from conftest import STEPS, rows, write_rows
 from rlcore_report.run import read_run
+from rlcore_tests.runs import small_run
 
 from rlcore.errors import ConfigError
-from rlcore.testing.runs import small_run
 from rlcore.testing.waiting import HANG_S, wait_until
 
 

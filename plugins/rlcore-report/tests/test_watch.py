@@ -17,9 +17,9 @@ import pytest
 from browser import PAGES, go, launch, opened
 from conftest import STEPS, rlcore, rows, write_rows
 from rlcore_report.watch import Watch
+from rlcore_tests.runs import small_run
 
 from rlcore.errors import ConfigError
-from rlcore.testing.runs import small_run
 from rlcore.testing.waiting import HANG_S, wait_until
 
 

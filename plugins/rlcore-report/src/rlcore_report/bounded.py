@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,11 +14,19 @@ logger = logging.getLogger(__name__)
 class BoundedFile:
     """JSON lines of at most `most_bytes`, spread evenly over the steps of a run.
 
-    If it cannot be written, as on a full disk, one warning is logged, and the run continues without it.
+    If it cannot be written, as on a full disk, the run continues without it.
     """
 
-    def __init__(self, path: Path, most_bytes: int, total_steps: int, *, append: bool) -> None:
-        self._path, self._most, self._total = path, most_bytes, max(1, total_steps)
+    def __init__(
+        self, path: Path, most_bytes: int, total_steps: int, *, append: bool, warn: Callable[[str], None]
+    ) -> None:
+        """Open the file.
+
+        Args:
+            append: keep what an earlier part of the run wrote.
+            warn: called with the reason if the file cannot be written.
+        """
+        self._path, self._most, self._total, self._warn = path, most_bytes, max(1, total_steps), warn
         self._used = path.stat().st_size if append and path.exists() else 0
         self._file: TextIO | None = None
         try:
@@ -56,7 +64,7 @@ class BoundedFile:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        logger.warning("%s: %s; the run continues without this recording", self._path, error.strerror)
+        self._warn(f"{self._path}: {error.strerror}")
         file, self._file = self._file, None
         if file is not None:
             try:

@@ -135,12 +135,14 @@ def _exploits(run: RecordedRun) -> Iterator[Finding]:
 
 
 def _waits(run: RecordedRun) -> Iterator[Finding]:
-    generate, step = (first_and_recent(run.metrics, name) for name in ("time_s/rollout.generate", "perf/step_s"))
+    ahead = "time_s/wait for samples" in run.metrics.columns  # generation then overlaps with training
+    name = "time_s/wait for samples" if ahead else "time_s/rollout.generate"
+    generate, step = (first_and_recent(run.metrics, it) for it in (name, "perf/step_s"))
     if generate is None or step is None or not step[1] or generate[1] < 0.8 * step[1]:
         return
-    text = f"{generate[1] / step[1]:.0%} of a step is generation, and the trainer waits for it."
+    text = f"In {generate[1] / step[1]:.0%} of a step, the trainer waits for generation."
     text += " Use a faster engine, more devices for it, or shorter responses."
-    yield Finding(level="note", title="The trainer waits for samples", text=text, metric="time_s/rollout.generate")
+    yield Finding(level="note", title="The trainer waits for samples", text=text, metric=name)
 
 
 def _out_of_range(metrics: Metrics) -> Iterator[Finding]:

@@ -73,16 +73,11 @@ def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
 
 def _last_line(file: BinaryIO, size: int) -> int:
     """Return the offset of the last complete line, without moving the file's position."""
-    here = file.tell()
-    length, block = 2**15, b""
-    while length < 2 * size and block.count(b"\n") < 2 and length < _LONGEST_LINE:
-        length *= 2
-        file.seek(max(0, size - length))
-        block = file.read()
-    begin = max(0, size - length)
+    here, begin = file.tell(), max(0, size - 2 * _LONGEST_LINE)
+    file.seek(begin)
+    block = file.read()
     file.seek(here)
-    complete = block[: block.rfind(b"\n")]
-    return begin + complete.rfind(b"\n") + 1
+    return begin + block.rfind(b"\n", 0, block.rfind(b"\n")) + 1
 
 
 def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:

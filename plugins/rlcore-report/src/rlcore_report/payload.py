@@ -13,12 +13,12 @@ from rlcore_report.distributions import distributions
 from rlcore_report.findings import findings
 from rlcore_report.run import Metrics, RecordedRun
 from rlcore_report.table import explanation, in_order
-from rlcore_report.timeline import calls
+from rlcore_report.timeline import CONTROLLER, calls, lanes, waits
 
 MOST_STEPS = 3_000
 """Maximum number of steps of a run in the page; more would not be visible in a chart."""
-MOST_TIMELINES = 100
-"""Number of steps, the last ones, whose timeline is in the page."""
+MOST_CALLS = 20_000
+"""Calls in the page: those of the last steps."""
 MOST_TEXT = 20_000
 """Characters of a prompt or response."""
 
@@ -51,8 +51,36 @@ def _run(run: RecordedRun, name: str, most_bytes: int) -> dict[str, Any]:
         "metrics": {column: [_rounded(it) for it in values] for column, values in metrics.columns.items()},
         "samples": samples,
         "distributions": distributions(run),
-        "timeline": calls(run.timeline[-MOST_TIMELINES:]),
+        "timeline": _timeline(run.timeline),
     }
+
+
+def _timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return {kinds, names, hosts, calls: [[step, kind, name, host, lane, begin, seconds], …], waits} of the last steps.
+
+    A call gives its kind, name and host by number, and its beginning in seconds after the first call.
+    """
+    kept, room = list[Mapping[str, Any]](), MOST_CALLS
+    for row in reversed(rows):
+        room -= len(row["calls"])
+        if room < 0:
+            break
+        kept.append(row)
+    found = calls(kept)
+    spent: dict[str, float] = {}
+    for call in found:
+        spent[call.name] = spent.get(call.name, 0.0) + call.seconds
+    listed = {
+        "kind": sorted({call.kind for call in found}),
+        "name": sorted(spent, key=lambda name: -spent[name]),  # the first ones get colors of their own
+        "host": sorted({call.host for call in found}, key=lambda host: (host != CONTROLLER, host)),
+    }
+    numbers = {key: {value: i for i, value in enumerate(values)} for key, values in listed.items()}
+    lines = []
+    for call, lane in zip(found, lanes(found)):
+        place = (numbers[key][getattr(call, key)] for key in numbers)
+        lines.append([call.step, *place, lane, round(call.begin - found[0].begin, 4), call.seconds])
+    return {**{f"{key}s": values for key, values in listed.items()}, "calls": lines, "waits": waits(found)}
 
 
 def _explained(name: str) -> dict[str, Any]:

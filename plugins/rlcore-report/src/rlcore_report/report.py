@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     runs = [read_run(directory) for directory in options.runs]
     if options.trace is not None and not any(run.timeline for run in runs):
         raise ConfigError(
-            f"{options.runs[0]} has no timeline\nTrain with  trackers=[console,jsonl,report]  or leave out  --trace"
+            f"{options.runs[0]} has no timeline\nTrain with  plugins.hooks=[report]  or leave out  --trace"
         )
     target = options.output or options.runs[0] / "report.html"
     try:

@@ -3,7 +3,7 @@
 RUN/run.json             settings, start, end and summary
 RUN/metrics.jsonl        one line per step
 RUN/samples.jsonl        one line per logged sample
-RUN/report/*.jsonl       samples, distributions and timeline of the hooks and the tracker `report`, if used
+RUN/report/*.jsonl       samples, distributions and timeline of the hooks `report`, if used
 RUN/.lock                locked while a process trains there
 RUN/checkpoints/*/trainer.json   settings and versions of plugins; read where run.json is missing
 """
@@ -13,11 +13,12 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rlcore.config.build import flatten
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore_report.lines import read_lines
 
@@ -65,7 +66,7 @@ class RecordedRun:
     distributions: Sequence[Mapping[str, Any]]
     """Recorded histograms, one mapping per step; may be empty."""
     timeline: Sequence[Mapping[str, Any]]
-    """Recorded phases, one mapping per step; may be empty."""
+    """Recorded calls, one mapping per step, evaluation and checkpoint; may be empty."""
     notes: Sequence[str] = field(default_factory=list)
     """Notes about missing data and the reasons, as sentences."""
 
@@ -88,7 +89,7 @@ def read_run(directory: Path) -> RecordedRun:
     checkpoint = _newest_checkpoint(directory, notes)
     if not about:
         notes.append("run.json is missing, so settings are those of the last checkpoint, if there is one")
-    config = about.get("config") or dict(_flat(checkpoint.get("config", {})))
+    config = about.get("config") or flatten(checkpoint.get("config", {}))
     lines = read_lines(directory / "metrics.jsonl")
     samples = read_lines(directory / "samples.jsonl")
     recorded, distributions, timeline = (
@@ -110,7 +111,7 @@ def read_run(directory: Path) -> RecordedRun:
         metrics=metrics,
         samples=_merged(samples.rows, _valid(recorded.rows)),
         distributions=_valid(distributions.rows),
-        timeline=_valid(timeline.rows),
+        timeline=_valid(_with_calls(timeline.rows, notes)),
         notes=[*notes, *lines.notes, *samples.notes, *recorded.notes, *distributions.notes, *timeline.notes],
     )
 
@@ -160,14 +161,6 @@ def _newest_checkpoint(directory: Path, notes: list[str]) -> dict[str, Any]:
     return _read_json(paths[-1], notes) if paths else {}
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _columns(rows: Sequence[Mapping[str, Any]]) -> Metrics:
     """Convert lines to columns; of two lines of one step, the later one counts."""
     by_step = {row["step"]: row for row in rows}
@@ -192,6 +185,14 @@ def _valid(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         elif row["step"] > kept[-1]["step"]:  # written before a resume that went back to an earlier step
             limit = kept[-1]["step"] - 1
     return kept[::-1]
+
+
+def _with_calls(rows: Sequence[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
+    """Return the lines of timeline.jsonl whose calls can be read; note the number of others."""
+    kept = [row for row in rows if all(len(it) == 5 for it in row.get("calls", ["damaged"]))]
+    if len(kept) < len(rows):
+        notes.append(f"timeline.jsonl: left out {len(rows) - len(kept)} lines without calls of ranks")
+    return kept
 
 
 def _merged(logged: Sequence[dict[str, Any]], recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

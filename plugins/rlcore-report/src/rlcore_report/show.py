@@ -22,7 +22,7 @@ examples:
   rlcore show outputs/NAME            state, result, warnings, metrics and samples
   rlcore show outputs/NAME --all      every metric
 """
-_COLOURS = {"running": "cyan", "finished": "green", "stopped": "yellow", "unknown": "yellow"}
+_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "unknown": "yellow"}
 _LEVELS = {"bad": "bold red", "warning": "yellow", "note": "cyan"}
 _MAIN = (
     "reward/mean",
@@ -62,8 +62,8 @@ def screen(run: RecordedRun, *, every_metric: bool = False) -> RenderableType:
     parts.append(
         Text(f"rlcore report {shlex.quote(str(run.directory))}     writes a page with curves and samples", "dim")
     )
-    colour = _COLOURS.get(run.state, "red")
-    return Panel(Group(*parts), title=Text(f"{run.name}: {run.state}"), border_style=colour)
+    color = _COLORS.get(run.state, "red")
+    return Panel(Group(*parts), title=Text(f"{run.name}: {run.state}"), border_style=color)
 
 
 def _head(run: RecordedRun) -> Table:

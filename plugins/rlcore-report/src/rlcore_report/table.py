@@ -1,13 +1,10 @@
-"""The table of metrics, metrics.toml: the explanation and the healthy range of each metric.
-
-python -m rlcore_report.table > docs/metrics.md
-"""
+"""The table of metrics, metrics.toml: the explanation and the healthy range of each metric."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -48,46 +45,7 @@ def explanation(name: str) -> Explained | None:
     return min(fitting, key=lambda it: it.name.count("{"), default=None)
 
 
-def unexplained(names: Iterable[str]) -> list[str]:
-    """Return the metrics that are missing from the table."""
-    return sorted(name for name in names if explanation(name) is None)
-
-
 def in_order(names: Iterable[str]) -> list[str]:
     """Sort metrics in the order of the table; unknown ones come last."""
     place = {row.name: i for i, row in enumerate(explanations())}
     return sorted(names, key=lambda name: (place[row.name] if (row := explanation(name)) else len(place), name))
-
-
-def page() -> str:
-    """Return docs/metrics.md."""
-    parts = [
-        "# Metrics",
-        "Generated from `plugins/rlcore-report/src/rlcore_report/metrics.toml` by"
-        " `python -m rlcore_report.table > docs/metrics.md`; do not edit.",
-        "Trackers receive these numbers after every step. `rlcore show RUN` and `rlcore report RUN` (package"
-        " [`rlcore-report`](../plugins/rlcore-report)) show them with their history and warn outside of the ranges in"
-        " the column *warns*. Ranges are rules of thumb for policy gradients; a metric in braces stands for several.",
-        *_groups(),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _groups() -> Iterator[str]:
-    for group in dict.fromkeys(row.group for row in explanations()):
-        yield f"## {group}"
-        lines = ["| metric | meaning | healthy | warns |", "|---|---|---|---|"]
-        for row in explanations():
-            if row.group == group:
-                lines.append(f"| `{row.name}` | {row.meaning} | {row.healthy} | {_warns(row)} |")
-        yield "\n".join(lines)
-
-
-def _warns(row: Explained) -> str:
-    bounds = [f"below {row.low:g}"] if row.low is not None else []
-    bounds += [f"above {row.high:g}"] if row.high is not None else []
-    return f"{' or '.join(bounds)}: {row.advice}" if bounds else ""
-
-
-if __name__ == "__main__":
-    print(page(), end="")

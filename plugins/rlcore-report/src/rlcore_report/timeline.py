@@ -1,108 +1,102 @@
-"""The tracker `report`: the phases of every step, and their export as a trace for Perfetto.
+"""Recorded calls: which host ran what and when, who waited for whom, and their export as a trace for Perfetto.
 
-The controller reports a call when it begins to wait for it, and the call is shown until the next report. So calls that
-overlap are shown one after the other; `time_s/…` has the seconds that workers were busy. With `runtime=local`, a call is
-already done when the controller would wait for it, so it is shown from the previous report.
+Calls that overlap, as in a schedule that generates while it trains, are on different hosts, or in different lanes of one.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlcore.protocols.tracker import RunInfo, SampleRecord
-from rlcore_report.bounded import BoundedFile
+CONTROLLER = "controller"
+_SHORTEST_S = 1e-3
+NOTHING = "no call"
+"""Name of the time in which no host runs a call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineConfig:
-    """Size of the recording."""
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A call on one host, or the time that the controller waited for a call."""
 
-    most_mb: float = 20.0
-    """Maximum size of report/timeline.jsonl, in MB."""
+    step: int
+    kind: str
+    """step, evaluation or checkpoint."""
+    name: str
+    """"role.method", or "weight sync"."""
+    host: str
+    """"POOL rank N", or "controller"."""
+    begin: float
+    """Seconds since 1970."""
+    seconds: float
 
-
-class TimelineTracker:
-    """Tracker that writes one line per step: {step, calls: [[name, begin in seconds since 1970, seconds], …]}."""
-
-    Config = TimelineConfig
-
-    def __init__(self, config: TimelineConfig, run: RunInfo) -> None:
-        self._config, self._run = config, run
-        self._calls: list[tuple[str, float, float]] = []
-        self._current: tuple[str, float] | None = None
-        self._mark = time.time()
-        self._done_when_reported = False
-        self._file: BoundedFile | None = None
-
-    def start(self, config: Mapping[str, object], *, resume_step: int | None) -> None:
-        self._done_when_reported = config.get("runtime.name") == "local"
-        path, most = self._run.directory / "report" / "timeline.jsonl", int(self._config.most_mb * 1e6)
-        self._file = BoundedFile(path, most, self._run.total_steps, append=resume_step is not None)
-
-    def phase(self, name: str) -> None:
-        """Begin a phase, which ends the previous one."""
-        now = time.time()
-        if self._done_when_reported and "." in name:
-            self._calls.append((name, self._mark, now - self._mark))
-            self._current = None
-        else:
-            self._end(now)
-            self._current = name, now
-        self._mark = now
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        now = self._mark = time.time()
-        self._end(now)
-        calls = [[name, round(begin, 4), round(seconds, 4)] for name, begin, seconds in self._calls]
-        self._calls.clear()
-        if self._file is not None:
-            self._file.write(step, [{"step": step, "calls": calls}])
-
-    def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
-        """Do nothing: the hooks `report` record samples."""
-
-    def finish(self, summary: Mapping[str, object]) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _end(self, now: float) -> None:
-        if self._current is not None:
-            name, begin = self._current
-            self._calls.append((name, begin, now - begin))
-        self._current = None
+    @property
+    def end(self) -> float:
+        """Seconds since 1970."""
+        return self.begin + self.seconds
 
 
-def calls(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return {step, name, begin, seconds} of every recorded call."""
-    return [
-        {"step": row["step"], "name": name, "begin": begin, "seconds": seconds}
+def calls(rows: Iterable[Mapping[str, Any]]) -> list[RecordedCall]:
+    """Return the calls in the lines of timeline.jsonl, in the order in which they began."""
+    found = [
+        RecordedCall(
+            row["step"], row.get("kind", "step"), name, f"{pool} rank {rank}" if pool else CONTROLLER, begin, seconds
+        )
         for row in rows
-        for name, begin, seconds in row.get("calls", ())
+        for name, pool, rank, begin, seconds in row["calls"]
     ]
+    return sorted(found, key=lambda call: call.begin)
 
 
-def write_trace(rows: Sequence[Mapping[str, Any]], path: Path) -> int:
-    """Write a gzipped Chrome trace, which ui.perfetto.dev opens, with one track per role; return the number of calls."""
-    found = calls(rows)
-    tracks = {name: i for i, name in enumerate(dict.fromkeys(_track(call["name"]) for call in found), 1)}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}} for name, tid in tracks.items()
-    ]
+def lanes(found: Sequence[RecordedCall]) -> list[int]:
+    """Return the lane of each call within its host; calls of one lane do not overlap."""
+    ends: dict[str, list[float]] = {}
+    chosen = []
     for call in found:
-        times = {"ts": round(call["begin"] * 1e6), "dur": round(call["seconds"] * 1e6)}
-        place = {"ph": "X", "pid": 1, "tid": tracks[_track(call["name"])], "name": call["name"]}
-        events.append({**place, **times, "args": {"step": call["step"]}})
+        of_host = ends.setdefault(call.host, [])
+        lane = next((i for i, end in enumerate(of_host) if end <= call.begin + _SHORTEST_S), len(of_host))
+        of_host[lane : lane + 1] = [call.end]
+        chosen.append(lane)
+    return chosen
+
+
+def waits(found: Sequence[RecordedCall]) -> dict[str, dict[str, float]]:
+    """Return host -> {calls that ran elsewhere: seconds in which this host ran none}, from the first call to the last.
+
+    Example: {"gpu rank 1": {"actor.update": 0.5, "no call": 0.1}}: rank 1 waited 0.5 s for slower ranks.
+    """
+    on_hosts = [call for call in found if call.host != CONTROLLER]
+    idle: dict[str, dict[str, float]] = {call.host: {} for call in on_hosts}
+    changes = [(call.begin, 1, call) for call in on_hosts] + [(call.end, -1, call) for call in on_hosts]
+    running: Counter[tuple[str, str]] = Counter()
+    for (time, change, call), (following, _, _) in pairwise(sorted(changes, key=lambda it: it[0])):
+        running[call.host, call.name] += change
+        running = +running  # without calls that have ended
+        others = " + ".join(sorted({name for _, name in running})) or NOTHING
+        for host in idle.keys() - {host for host, _ in running}:
+            idle[host][others] = idle[host].get(others, 0.0) + following - time
+    return {
+        host: {name: found[name] for name in sorted(found, key=lambda it: -found[it]) if found[name] >= _SHORTEST_S}
+        for host, found in idle.items()
+    }
+
+
+def write_trace(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
+    """Write a gzipped Chrome trace, which ui.perfetto.dev opens, with one process per host; return the number of calls."""
+    found = calls(rows)
+    number = {host: i for i, host in enumerate(sorted({call.host for call in found}), 1)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": host}} for host, pid in number.items()
+    ]
+    for call, lane in zip(found, lanes(found)):
+        times = {"ts": round(call.begin * 1e6), "dur": round(call.seconds * 1e6)}
+        name = f"waits for {call.name}" if call.host == CONTROLLER else call.name
+        about = {"cat": call.kind, "args": {"step": call.step, "kind": call.kind}}
+        events.append({"ph": "X", "pid": number[call.host], "tid": lane, "name": name, **times, **about})
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0))
     return len(found)
-
-
-def _track(name: str) -> str:
-    """Return the role of a call: "rollout.generate" -> "rollout"; other phases are the controller's."""
-    role, dot, _ = name.partition(".")
-    return role if dot else "controller"

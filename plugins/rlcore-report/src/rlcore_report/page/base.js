@@ -34,12 +34,12 @@ function duration(seconds) {
   return h ? `${h} h ${m} m` : m ? `${m} m ${s} s` : `${number(seconds)} s`;
 }
 
-function colour(name) {
+function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function runColour(index) {
-  return colour(`--run${index % 6}`);
+function runColor(index) {
+  return color(`--run${index % 6}`);
 }
 
 /** Return the values of a metric that are known, as [step, value] pairs. */
@@ -54,6 +54,15 @@ function table(caption, headers, rows) {
   const body = rows.map((row) => element("tr", {}, row.map((cell, i) => element("td", {class: kind[i]}, cell))));
   return element("div", {class: "scroll"},
     element("table", {"aria-label": caption}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
+}
+
+/** Explain colors: [[color, text], …]. */
+function legend(entries) {
+  return element("ul", {class: "legend small", "aria-label": "Legend"}, entries.map(([color, text]) => {
+    const mark = element("span", {class: "swatch", "aria-hidden": "true"});
+    mark.style.background = color;
+    return element("li", {}, mark, text);
+  }));
 }
 
 /** Decode the gzipped JSON of the page, or of a server that watches a run. */

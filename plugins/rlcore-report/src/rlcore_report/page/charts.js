@@ -25,7 +25,7 @@ function valueRange(u, low, high) {
 }
 
 function axes(extra = {}) {
-  const style = () => ({stroke: () => colour("--muted"), grid: {stroke: () => colour("--grid"), width: 1}, ticks: {show: false}});
+  const style = () => ({stroke: () => color("--muted"), grid: {stroke: () => color("--grid"), width: 1}, ticks: {show: false}});
   const compact = (u, splits) => splits.map((v) => (v == null ? "" : Math.abs(v) >= 1e4 ? v.toLocaleString("en", {notation: "compact"}) : number(v)));
   return [{...style(), values: compact, size: 34, incrs: WHOLE}, {...style(), values: compact, size: 58, ...extra}];
 }
@@ -69,9 +69,9 @@ function metricChart(data, name, weight = 0) {
   if (steps.length < FEWEST_TO_SMOOTH) weight = 0;
   const series = ({index, run}, width, alpha, hidden) => ({
     label: hidden ? " " : data.runs.length > 1 ? run.name : "value",
-    stroke: () => runColour(index) + alpha,
+    stroke: () => runColor(index) + alpha,
     width, spanGaps: true,
-    points: {show: few && !hidden, size: 5, fill: () => runColour(index)},
+    points: {show: few && !hidden, size: 5, fill: () => runColor(index)},
     value: (u, value) => number(value),
   });
   const raw = weight > 0 ? runs.map((it) => series(it, 1, "55", true)) : [];
@@ -106,7 +106,7 @@ function shadeRange(u, row) {
   const clip = (value) => Math.min(top + height, Math.max(top, u.valToPos(value, "y", true)));
   const upper = row.high == null ? top : clip(row.high), lower = row.low == null ? top + height : clip(row.low);
   u.ctx.save();
-  u.ctx.fillStyle = colour("--range");
+  u.ctx.fillStyle = color("--range");
   u.ctx.fillRect(left, upper, width, lower - upper);
   u.ctx.restore();
 }
@@ -122,7 +122,7 @@ function stackedChart(label, steps, columns) {
     scales: {x: {time: false}, y: {range: (u, low, high) => [0, high * 1.05 || 1]}},
     axes: axes(),
     series: [{label: "step"}, ...order.map((i) => ({
-      label: names[i], stroke: () => runColour(i), fill: () => runColour(i) + "cc", width: 0.5, points: {show: false},
+      label: names[i], stroke: () => runColor(i), fill: () => runColor(i) + "cc", width: 0.5, points: {show: false},
       value: (u, v, s, k) => (k == null ? "" : number(columns[names[i]][k])),
     }))],
   };
@@ -132,7 +132,7 @@ function stackedChart(label, steps, columns) {
 /** Draw one histogram per step as columns of cells: {steps, low, high, counts}. */
 function heatmap(label, found) {
   const cells = (u) => {
-    const strong = runColour(0);
+    const strong = runColor(0);
     u.ctx.save();
     u.ctx.beginPath();
     u.ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
@@ -157,7 +157,7 @@ function heatmap(label, found) {
     legend: {show: false},
     scales: {x: {time: false, range: [found.steps[0], last]}, y: {range}},
     axes: axes(),
-    series: [{}, {stroke: () => colour("--ink"), width: 1.5, points: {show: false}}],
+    series: [{}, {stroke: () => color("--ink"), width: 1.5, points: {show: false}}],
     hooks: {drawAxes: [cells]},
   };
   return chart(element("div"), label, () => [options, [found.steps, found.mean]]);

@@ -38,31 +38,46 @@ function share(part) {
   return part < 0.01 ? "< 1 %" : `${Math.round(100 * part)} %`;
 }
 
-/** Draw the recorded phases of one step on a common axis, one lane per call. */
+/** Draw the recorded calls around one step on a common axis, one lane per host, and list who waited for whom. */
 function timeline(run) {
-  const steps = [...new Set(run.timeline.map((it) => it.step))];
-  if (!steps.length) return [element("p", {class: "muted small"}, "A timeline of calls needs the tracker `report`:  trackers=[console,jsonl,report]")];
+  const {kinds, names, hosts, waits} = run.timeline;
+  const calls = run.timeline.calls.map(([step, kind, name, host, lane, begin, seconds]) => ({step, kind: kinds[kind], name, host: hosts[host], lane, begin, end: begin + seconds, seconds}));
+  if (!calls.length) return [element("p", {class: "muted small"}, "A timeline of calls needs the hooks `report`:  plugins.hooks=[report]")];
+  const steps = [...new Set(calls.filter((it) => it.kind === "step").map((it) => it.step))].sort((a, b) => a - b);
   const place = element("div", {class: "card"});
   const choose = element("select", {"aria-label": "Step of the timeline", onchange: draw}, steps.map((step) => element("option", {value: step, selected: step === steps.at(-1)}, `step ${step}`)));
   function draw() {
-    const calls = run.timeline.filter((it) => it.step === Number(choose.value));
-    const begin = Math.min(...calls.map((it) => it.begin)), end = Math.max(...calls.map((it) => it.begin + it.seconds));
-    const names = [...new Set(calls.map((it) => it.name))];
-    place.replaceChildren(...names.map((name, lane) => {
-      const inside = calls.filter((it) => it.name === name);
-      const spent = inside.reduce((a, it) => a + it.seconds, 0);
-      return element("div", {class: "lane"}, element("span", {class: "small"}, `${name}, ${number(spent)} s`),
-        element("div", {class: "track", role: "img", "aria-label": `${name}: ${number(spent)} of ${number(end - begin)} seconds`}, inside.map((it) => {
-          const bar = element("i", {title: `${name}: ${number(it.seconds)} s`});
-          bar.style.left = `${(100 * (it.begin - begin)) / (end - begin || 1)}%`;
-          bar.style.width = `${(100 * it.seconds) / (end - begin || 1)}%`;
-          bar.style.background = `var(--run${lane % 6})`;
-          return bar;
-        })));
-    }));
+    const step = Number(choose.value);
+    const own = calls.filter((it) => it.step === step);
+    const begin = Math.min(...own.map((it) => it.begin)), end = Math.max(...own.map((it) => it.end));
+    const inside = calls.filter((it) => it.begin <= end && it.end >= begin);
+    const shown = [...new Set(inside.map((it) => `${it.host}\n${it.lane}`))].sort((a, b) => hosts.indexOf(a.split("\n")[0]) - hosts.indexOf(b.split("\n")[0]) || a.localeCompare(b));
+    place.replaceChildren(legend([...new Set(inside.map((it) => it.name))].map((name) => [`var(--run${name % 6})`, names[name]])),
+      ...shown.map((key) => {
+        const [host, lane] = key.split("\n");
+        return laneOf(host, inside.filter((it) => it.host === host && it.lane === Number(lane)), {begin, end, step, names});
+      }));
   }
-  draw();
-  return [element("h2", {}, "Timeline "), element("div", {class: "controls"}, element("label", {}, "Calls of", choose)), place];
+  if (steps.length) draw();
+  const most = Math.max(...calls.map((it) => it.end));
+  const rows = Object.entries(waits).flatMap(([host, found]) => Object.entries(found).map(([name, seconds]) => [host, name, number(seconds), share(seconds / most)]));
+  return [element("h2", {}, "Timeline"), element("div", {class: "controls"}, element("label", {}, "Calls around", choose)), place,
+    element("p", {class: "muted small"}, "Pale calls belong to another step; striped ones to an evaluation or a checkpoint. The controller's lane shows what it waited for."),
+    element("h2", {}, "Waiting"), element("p", {class: "muted small"}, `Time in which a host ran no call, by what ran on other hosts meanwhile, in the last ${number(most)} s.`),
+    element("div", {class: "card"}, table("Waiting", ["host", "waited for", "#seconds", "#share"], rows))];
+}
+
+function laneOf(host, calls, {begin, end, step, names}) {
+  const spent = calls.reduce((a, it) => a + Math.min(end, it.end) - Math.max(begin, it.begin), 0);
+  return element("div", {class: "lane"}, element("span", {class: "small"}, `${host}, ${number(spent)} s`),
+    element("div", {class: "track", role: "img", "aria-label": `${host}: ${number(spent)} of ${number(end - begin)} seconds, ${[...new Set(calls.map((it) => names[it.name]))].join(", ")}`}, calls.map((it) => {
+      const bar = element("i", {title: `${names[it.name]}, ${it.kind} ${it.step}: ${number(it.seconds)} s`, class: `${it.step === step ? "" : "pale"} ${it.kind === "step" ? "" : "striped"}`});
+      const left = Math.max(begin, it.begin);
+      bar.style.left = `${(100 * (left - begin)) / (end - begin || 1)}%`;
+      bar.style.width = `${(100 * (Math.min(end, it.end) - left)) / (end - begin || 1)}%`;
+      bar.style.backgroundColor = `var(--run${it.name % 6})`;
+      return bar;
+    })));
 }
 
 pages.evaluation = {

@@ -60,7 +60,7 @@ function remarks(run) {
 
 function mainCharts(data) {
   const names = [...new Set([...data.runs.flatMap((run) => Object.keys(run.shows)), ...MAIN])].filter((name) => data.runs.some((run) => known(run, name).length));
-  return element("section", {}, element("h2", {}, "Course"), element("div", {class: "charts"}, names.slice(0, 6).map((name) => figure(data, name, 0.6))));
+  return element("section", {}, element("h2", {}, "Curves"), element("div", {class: "charts"}, names.slice(0, 6).map((name) => figure(data, name, 0.6))));
 }
 
 /** Return a chart of a metric with its explanation. */

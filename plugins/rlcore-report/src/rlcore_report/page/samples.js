@@ -23,7 +23,8 @@ pages.samples = {
     const kinds = new Set(all.map((sample) => sample.kind ?? "training"));
     const kind = element("select", {id: "kind", onchange: draw}, ["all", ...kinds].map((it) => element("option", {selected: it === view.samples.kind}, it)));
     view.samples.tint ??= "none";
-    const tint = element("select", {id: "tint", onchange: draw}, Object.entries(TINTS).map(([key, label]) => element("option", {value: key, selected: key === view.samples.tint}, label)));
+    const tint = element("select", {id: "tint", onchange: draw}, tintsOf(all).map((key) => element("option", {value: key, selected: key === view.samples.tint}, TINTS[key].label)));
+    const colors = element("div");
     const form = element("div", {class: "controls"},
       field("words", "Search", {type: "search", placeholder: "words in prompt or response"}),
       field("low", "Reward from", {type: "number", step: "any"}), field("high", "to", {type: "number", step: "any"}),
@@ -40,6 +41,8 @@ pages.samples = {
       for (const input of form.querySelectorAll("input, select")) view.samples[input.id] = input.value;
       found = all.filter(matches(view.samples)).sort(ORDERS[view.samples.order][1]);
       count.textContent = `${found.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} samples`;
+      view.strongest = view.samples.tint === "none" ? 0 : strongest(all, view.samples.tint);
+      colors.replaceChildren(...(view.samples.tint === "none" ? [] : [tintLegend(all, view.samples.tint)]));
       list.replaceChildren();
       shown = 0;
       show(SHOWN_AT_ONCE);
@@ -48,7 +51,7 @@ pages.samples = {
     end.observe(more);
     view.samples.order ??= "latest";
     draw();
-    return [form, count, list, more];
+    return [form, colors, count, list, more];
   },
 };
 
@@ -94,7 +97,7 @@ function article(sample, all, inGroup = false) {
       element("span", {class: "grow"}),
       group.length > 1 ? element("button", {onclick: () => compare(group, "Responses to one prompt in one step")}, `Group of ${group.length}`) : null,
       history.length ? element("button", {onclick: () => compare([...group, ...history].sort((a, b) => a.step - b.step), "Responses to one prompt over the run")}, "Over time") : null),
-    inGroup ? response(sample) : element("div", {class: "texts"}, labelled("prompt", sample.prompt), element("div", {}, response(sample))),
+    inGroup ? response(sample) : element("div", {class: "texts"}, labeled("prompt", sample.prompt), element("div", {}, response(sample))),
     details(sample));
 }
 
@@ -105,30 +108,63 @@ function response(sample) {
     return element("div", {}, turns.map((turn) => element("div", {class: "turn"}, element("b", {}, turn?.role ?? "message"),
       element("pre", {}, typeof turn?.content === "string" ? turn.content : JSON.stringify(turn, null, 1)))));
   }
-  if (sample.tokens && view.samples.tint !== "none") return tinted(sample.tokens, view.samples.tint);
-  return labelled("response", sample.completion || "(empty)");
+  if (sample.tokens?.[view.samples.tint] != null) return tinted(sample.tokens, view.samples.tint, view.strongest);
+  return labeled("response", sample.completion || "(empty)");
 }
 
+// What tokens can be colored by: label, unit, whether values have both signs, and the legend of the strongest colors.
 const TINTS = {
-  none: "nothing",
-  log_prob: "surprise (low log-prob)",
-  mask: "tokens not learned from",
+  none: {label: "nothing"},
+  log_prob: {label: "surprise (low log-prob)", of: (tokens) => tokens.log_prob.map((value) => -value), most: 5, high: "least likely"},
+  advantage: {label: "advantage", high: "reinforced", low: "discouraged"},
+  gap: {label: "log-prob gap (trainer minus engine)", high: "more likely to the trainer", low: "more likely to the engine"},
+  entropy: {label: "entropy", high: "most uncertain"},
+  mask: {label: "tokens not learned from", of: (tokens) => tokens.mask.map((it) => 1 - it), high: "not learned from"},
+  version: {label: "version of the weights", of: (tokens) => valuesOf(tokens, "version").map((it, i, all) => Math.max(...all) - it), high: "updates older than the last token"},
 };
 
-/** Return the tokens of a response, each with a background; the value of a token is its title. */
-function tinted(tokens, tint) {
-  const strength = (i) => (tint === "mask" ? 1 - tokens.mask[i] : Math.min(1, -tokens.log_prob[i] / 5));
+/** Return a value per token; one number stands for all tokens. */
+function valuesOf(tokens, name) {
+  return typeof tokens[name] === "number" ? tokens.text.map(() => tokens[name]) : tokens[name];
+}
+
+function tintOf(tokens, tint) {
+  return TINTS[tint].of?.(tokens) ?? valuesOf(tokens, tint);
+}
+
+/** Return the tints that some sample has values for; a version is one number if all tokens have the same. */
+function tintsOf(samples) {
+  const has = (name) => samples.some((it) => it.tokens?.[name] != null && !(name === "version" && typeof it.tokens.version === "number"));
+  return Object.keys(TINTS).filter((name) => name === "none" || has(name));
+}
+
+/** Return the absolute value from which on a tint has the strongest color. */
+function strongest(samples, tint) {
+  const largest = samples.reduce((most, {tokens}) => (tokens?.[tint] == null ? most : tintOf(tokens, tint).reduce((a, it) => Math.max(a, Math.abs(it)), most)), 0);
+  return Math.min(largest, TINTS[tint].most ?? Infinity);
+}
+
+function tintLegend(samples, tint) {
+  const {high, low} = TINTS[tint], most = strongest(samples, tint);
+  const text = (words, sign) => (tint === "mask" ? words : `${words} (${number(tint === "log_prob" ? -most : sign * most)})`);
+  return legend([["var(--run1)", text(high, 1)], ...(low ? [["var(--run0)", text(low, -1)]] : [])]);
+}
+
+/** Return the tokens of a response, each with a background; the values of a token are its title. */
+function tinted(tokens, tint, most) {
+  const values = tintOf(tokens, tint), known = Object.keys(TINTS).filter((name) => tokens[name] != null && name !== "mask");
   const parts = tokens.text.map((text, i) => {
-    const part = element("span", {title: `log-prob ${number(tokens.log_prob[i])}${tokens.mask[i] ? "" : ", not learned from"}`}, text);
-    part.style.backgroundColor = `color-mix(in srgb, var(--run1) ${Math.round(70 * strength(i))}%, transparent)`;
+    const words = known.map((name) => `${name.replace("_", "-")} ${number(valuesOf(tokens, name)[i])}`).join(", ");
+    const part = element("span", {title: `${words}${tokens.mask[i] ? "" : ", not learned from"}`}, text);
+    part.style.backgroundColor = `color-mix(in srgb, var(${values[i] < 0 ? "--run0" : "--run1"}) ${Math.round(70 * Math.min(1, Math.abs(values[i]) / (most || 1)))}%, transparent)`;
     return part;
   });
   return element("div", {}, element("span", {class: "muted small"}, "response, token by token"),
-    element("pre", {class: "response", "aria-label": "response, token by token", tabindex: 0}, parts));
+    element("pre", {class: "response", "aria-label": `response, token by token, colored by ${TINTS[tint].label}`, tabindex: 0}, parts));
 }
 
 /** Return a text under its label; it can be scrolled with the keyboard. */
-function labelled(label, text) {
+function labeled(label, text) {
   return element("div", {}, element("span", {class: "muted small"}, label), element("pre", {class: label, "aria-label": label, tabindex: 0}, text));
 }
 
