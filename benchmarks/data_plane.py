@@ -22,9 +22,8 @@ from benchmarks.workers import Echo, PlainActor, saved
 from rlcore import Batch
 from rlcore.controller.group import spawn
 from rlcore.controller.make import make_runtime
-from rlcore.controller.pool import PoolConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.controller.record import Record
-from rlcore.controller.runtime import RuntimeConfig
 
 ROWS, TOKENS = 512, 8192
 INTEGERS = ("input_ids", "position_ids", "segment_ids", "labels")

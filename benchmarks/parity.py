@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from rlcore_algorithms.choose import choose_at_random, choose_largest
 from rlcore_algorithms.cispo import CISPO
-from rlcore_algorithms.correction import CorrectionConfig, correct
 from rlcore_algorithms.covariance import ClipCov, KLCov
 from rlcore_algorithms.dr_grpo import DrGRPO
 from rlcore_algorithms.estimators import ROW_ESTIMATORS, returns_to_go
@@ -28,7 +27,8 @@ from rlcore_algorithms.remax import ReMax
 from rlcore_algorithms.sapo import SAPO
 from torch import Tensor
 
-from rlcore.algorithms.advantages import gae, group_normalised
+from rlcore.algorithms.advantages import gae, group_normalized
+from rlcore.algorithms.correction import CorrectionConfig, correct
 from rlcore.algorithms.grpo import GRPO
 from rlcore.algorithms.kl import kl_estimate
 from rlcore.algorithms.losses import clipped_value_loss
@@ -114,10 +114,10 @@ def with_verl(table: Table) -> Iterator[Row]:
         return f"advantages of {name.removesuffix('_outcome')}", function.__name__, _apart(found, wanted), why
 
     group = (table.reward, table.group_id, table.lengths)
-    yield advantage("grpo_outcome", group_normalised(*group[:2]), "float32 here", **grouped)
-    centred = group_normalised(*group[:2], by_std=False)
+    yield advantage("grpo_outcome", group_normalized(*group[:2]), "float32 here", **grouped)
+    centered = group_normalized(*group[:2], by_std=False)
     unscaled = {"norm_adv_by_std_in_grpo": False}
-    name, other, far, why = advantage("grpo_outcome", centred, "float32 here", **grouped, **unscaled)
+    name, other, far, why = advantage("grpo_outcome", centered, "float32 here", **grouped, **unscaled)
     yield f"{name}, not scaled (Dr. GRPO)", other, far, why
     yield advantage("rloo_outcome", ROW_ESTIMATORS["rloo"](*group), **grouped)
     yield advantage("opo_outcome", ROW_ESTIMATORS["opo"](*group), **grouped)

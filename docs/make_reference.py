@@ -69,7 +69,8 @@ def reference() -> str:
 
 def contracts() -> str:
     """Return the page of contract tests. The mutants are in tests/test_mutants.py, which runs them."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    root = Path(__file__).parents[1]
+    sys.path[:0] = [str(root), str(root / "tests/support")]
     from tests.test_mutants import MUTANTS, SUITES
 
     parts = [

@@ -45,7 +45,7 @@ class EMATeacher(GRPO):
         return [replace(it, weights_from="actor") if it.name == "reference" else it for it in super().roles()]
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
-        """Update the policy, then move the reference towards it."""
+        """Update the policy, then move the reference toward it."""
         metrics = super().update(roles, experience)
         if self.needs_reference:
             roles.send("actor", "reference", mix=self.config.rate)

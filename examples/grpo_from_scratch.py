@@ -66,8 +66,8 @@ def sort_reward(response: str, digits: str, ended: bool) -> float:
         return 0.0
     if list(response) == right:
         return 1.0
-    neighbours = list(pairwise(response))
-    return 0.5 * sum(a <= b for a, b in neighbours) / len(neighbours)
+    neighbors = list(pairwise(response))
+    return 0.5 * sum(a <= b for a, b in neighbors) / len(neighbors)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rlcore import Batch
-from rlcore.algorithms.advantages import group_mean, group_normalised
+from rlcore.algorithms.advantages import group_mean, group_normalized
 from rlcore.algorithms.grpo import GRPO
 from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.roles import Roles
@@ -65,7 +65,7 @@ class SelfPlay(GRPO):
         if "old_log_probs" in self.writes():
             log_probs = roles.group(PLAYERS[number], PolicyWorker).log_probs(samples)
             samples |= log_probs.rename(log_probs="old_log_probs").drop("entropy")
-        advantage = group_normalised(wins(samples, others), samples.fetch("group_id"), by_std=True)
+        advantage = group_normalized(wins(samples, others), samples.fetch("group_id"), by_std=True)
         return samples.with_rows(advantage=advantage, player=torch.full((len(samples),), number))
 
 

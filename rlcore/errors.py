@@ -100,6 +100,14 @@ def require(holds: bool, setting: str, expected: str, got: object, example: obje
         raise ConfigError(f"{setting}: expected {expected}, got {got}\nType  {setting}={example}")
 
 
+def require_at_least(config: Any, **lowest: float) -> None:
+    """Raise a ConfigError if a field of a settings dataclass is below its lowest value, infinite or NaN."""
+    for name, low in lowest.items():
+        value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
+        example = default if isinstance(default, int | float) else low
+        require(low <= value < float("inf"), name, f"{low} or more", value, example)
+
+
 def import_optional(module: str, user: str, install: str) -> Any:
     """Import a module that rlcore does not depend on; raise a UserError with what to `install` if it is missing."""
     import importlib

@@ -134,6 +134,20 @@ class Mean:
         return self.total / self.weight if self.weight else float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """Time of a call on one rank. Example: CallTime("actor.update", "main", 0, 1763800000.0, 1.5)"""
+
+    name: str
+    """"role.method", or "weight sync"."""
+    pool: str
+    """Pool of the rank; empty: the time that the controller waited for the call."""
+    rank: int
+    begin: float
+    """Seconds since 1970."""
+    seconds: float
+
+
 Metrics: TypeAlias = dict[str, Mean]
 """Metrics by name; they can be merged with those of another rank or mini-batch."""
 

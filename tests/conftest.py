@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per process, and a model and data to test with."""
+"""Settings and fixtures of all tests: one thread per process, a model and data."""
 
 import os
 
@@ -8,11 +8,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-from rlcore.testing.assets import assets, each_assets  # noqa: F401
-from rlcore.testing.site import site  # noqa: F401
+from rlcore_tests.assets import assets, each_assets  # noqa: F401
+from rlcore_tests.site import site  # noqa: F401
 
 
 def pytest_configure(config):
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)

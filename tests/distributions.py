@@ -1,4 +1,4 @@
-"""Real distributions for tests: a .dist-info folder and the module that it points to, as pip would leave them."""
+"""Installed distributions for tests: a .dist-info folder and its module, as pip installs them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_module(site: Path, module: str, source: str) -> None:
 
 
 def environment(*sites: Path, **variables: str) -> dict[str, str]:
-    """The environment of a child process that sees these folders before all others."""
+    """Return the environment of a child process with these folders first on its path."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("RLCORE_")},
         "PYTHONPATH": os.pathsep.join([*map(str, sites), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -67,7 +67,7 @@ def environment(*sites: Path, **variables: str) -> dict[str, str]:
 def rlcore(
     *arguments: str, sites: Sequence[Path] = (), cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command `rlcore` in a process of its own."""
+    """Run the command `rlcore` in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "rlcore", *arguments],
         env=environment(*sites, **variables),

@@ -1,4 +1,4 @@
-"""Parts that fail on purpose, named in the settings of runs under test as `faults.py:Name`."""
+"""Plugins that fail on purpose; tests select them as `faults.py:Name`."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from rlcore.workers.policy import PolicyWorker
 
 
 class DiesWhileSaving(LocalBackend):
-    """Its process is killed when the second checkpoint is half written."""
+    """Backend whose process is killed when the second checkpoint is half written."""
 
     def save(self, directory: Path) -> None:
         super().save(directory)
@@ -22,7 +22,7 @@ class DiesWhileSaving(LocalBackend):
 
 
 class DiesInStep(LocalBackend):
-    """Its process is killed in the fifth optimizer step."""
+    """Backend whose process is killed in the fifth optimizer step."""
 
     def step(self):
         if self.num_steps == 4 and not os.environ.get("RLCORE_TEST_RESUMED"):
@@ -31,7 +31,7 @@ class DiesInStep(LocalBackend):
 
 
 class WritesLater(LocalBackend):
-    """Saves in the background; `written.txt` says how many optimizer steps it had taken when the writing ended."""
+    """Backend that saves in the background; `written.txt` has its number of optimizer steps at the end of the save."""
 
     def save_async(self, directory: Path):
         aside = directory / "aside"
@@ -52,7 +52,7 @@ class Later:
 
 
 class AlwaysNaN(LocalBackend):
-    """Its gradient is never finite."""
+    """Backend whose gradient is never finite."""
 
     def step(self):
         for parameter in self._names:
@@ -61,7 +61,7 @@ class AlwaysNaN(LocalBackend):
 
 
 class OnAnotherNode(PolicyWorker):
-    """What it saves lies where the controller does not look."""
+    """Policy worker that saves to a directory that the controller does not read."""
 
     @dispatch("all")
     def save(self, directory: str, wait: bool = True) -> bool:
@@ -74,7 +74,7 @@ class OnAnotherNode(PolicyWorker):
 
 
 class Elsewhere(GRPO):
-    """GRPO with such an actor."""
+    """GRPO with `OnAnotherNode` as the actor."""
 
     def roles(self):
         return [RoleSpec(name="actor", worker=f"{__file__}:OnAnotherNode"), *super().roles()[1:]]

@@ -1,13 +1,13 @@
-"""Tiny random models of several families, written to disk as a user's models are, and trained ones."""
+"""Tiny random models of several families, saved in Hugging Face layout, and trained models."""
 
 from pathlib import Path
 
 import torch
+from rlcore_tests.assets import made_assets, real_assets
 
 from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.data.batch import Batch
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
-from rlcore.testing.assets import made_assets, real_assets
 
 VOCAB_SIZE = 61
 
@@ -42,7 +42,7 @@ FAMILIES = {
         },
     ),
 }
-"""Name -> (class of the configuration in transformers, what differs from the sizes above). Each has one feature more
+"""Name -> (configuration class of transformers, changes to the sizes above). Each has one additional feature
 than plain attention: tied weights, biases, normalized queries, a window shorter than the samples, soft caps."""
 
 
@@ -56,7 +56,7 @@ def trained_model(name: str) -> str:
 
 
 def make_model(family: str, *, seed: int = 0, attention: str = "eager", **changes):
-    """A model of a family in transformers' own implementation, float32, in evaluation mode."""
+    """Return a model of a family in transformers' own implementation, float32, in evaluation mode."""
     import transformers
 
     config_class, own = FAMILIES[family]
@@ -68,19 +68,19 @@ def make_model(family: str, *, seed: int = 0, attention: str = "eager", **change
 
 
 def save_model(family: str, directory: Path, **options) -> str:
-    """The same on disk; returns the path as a user types it."""
+    """Save a model of a family and return its path as a user types it."""
     make_model(family, **options).save_pretrained(directory)
     return str(directory)
 
 
 def random_ids(lengths, *, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
-    """One list of token ids per length; the special tokens 0, 1 and 2 are not among them."""
+    """Return random token ids, one list per length, without the special tokens 0, 1 and 2."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
 def make_batch(samples, *, prompt_lengths=None) -> Batch:
-    """Token ids per sample; the loss sees what follows each prompt (of two tokens, unless told)."""
+    """Return a batch of these samples; the loss covers the tokens after each prompt, by default two tokens long."""
     prompt_lengths = prompt_lengths or [2] * len(samples)
     mask = [[place >= prompt for place in range(len(ids))] for ids, prompt in zip(samples, prompt_lengths, strict=True)]
     return Batch.of(
@@ -94,7 +94,7 @@ def make_batch(samples, *, prompt_lengths=None) -> Batch:
 
 
 def make_backend(path: str, *, optimizer: OptimizerConfig | None = None, context=None, **model) -> LocalBackend:
-    """A `local` backend; `model` are fields of ModelConfig."""
+    """Return a `local` backend; `model` are fields of ModelConfig."""
     return LocalBackend(
         LocalConfig(),
         model=ModelConfig(path=path, **model),
@@ -104,7 +104,7 @@ def make_backend(path: str, *, optimizer: OptimizerConfig | None = None, context
 
 
 def log_probs_of(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """[n] float64: log p of each token after those before it, from the plain forward pass; the first is 0."""
+    """Return [n] float64 log-probs of the tokens given those before them, by a plain forward pass; the first is 0."""
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0].double() / temperature
     chosen = logits[:-1].log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)

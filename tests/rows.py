@@ -2,7 +2,7 @@
 
 
 class Rows:
-    """A dataset as a plug-in would write it: no `where`, and keys may be missing."""
+    """Minimal dataset of a plugin: no `where`, and rows may lack keys."""
 
     name = "rows"
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.algorithms.advantages import gae, group_mean, group_normalised, group_variance
+from rlcore.algorithms.advantages import gae, group_mean, group_normalized, group_variance
 from rlcore.algorithms.ppo import estimate_advantages, last_loss_tokens
 from rlcore.data.batch import Batch
 
@@ -48,7 +48,7 @@ def test_mean_and_variance_of_groups_that_are_not_adjacent():
         # the standard deviation of two rewards is their distance / sqrt(2), so the advantages are always ±1/sqrt(2)
         pytest.param([3, 11], True, [-1 / math.sqrt(2), 1 / math.sqrt(2)]),
         pytest.param([4], True, [0.0], id="group-of-one"),
-        pytest.param([4], False, [0.0], id="group-of-one-centred"),
+        pytest.param([4], False, [0.0], id="group-of-one-centered"),
         pytest.param([0.1, 0.1, 0.1], True, [0.0, 0.0, 0.0], id="no-variance"),
         pytest.param([], True, [], id="empty"),
     ],
@@ -56,7 +56,7 @@ def test_mean_and_variance_of_groups_that_are_not_adjacent():
 def test_one_group_has_the_hand_worked_advantages(rewards, by_std, expected):
     reward = torch.tensor(rewards, dtype=torch.float32)
 
-    advantage = group_normalised(reward, torch.zeros(len(rewards), dtype=torch.int64), by_std=by_std, eps=1e-12)
+    advantage = group_normalized(reward, torch.zeros(len(rewards), dtype=torch.int64), by_std=by_std, eps=1e-12)
 
     assert advantage.dtype == torch.float32
     assert advantage.tolist() == pytest.approx(expected, abs=1e-6)
@@ -64,7 +64,7 @@ def test_one_group_has_the_hand_worked_advantages(rewards, by_std, expected):
 
 def test_eps_is_added_to_the_standard_deviation():
     # mean 1, std sqrt(2): 1 / (sqrt(2) + 0.5)
-    advantage = group_normalised(torch.tensor([0.0, 2.0]), torch.zeros(2, dtype=torch.int64), eps=0.5)
+    advantage = group_normalized(torch.tensor([0.0, 2.0]), torch.zeros(2, dtype=torch.int64), eps=0.5)
 
     assert advantage[1].item() == pytest.approx(1 / (math.sqrt(2) + 0.5))
 
@@ -85,18 +85,18 @@ def test_group_advantages_agree_with_a_loop_in_float64(groups, by_std):
         std = math.sqrt(math.fsum((r - mean) ** 2 for r in group) / max(1, len(group) - 1))
         expected += [(r - mean) / (std + 1e-6 if by_std else 1.0) for r in group]
 
-    assert group_normalised(reward, group_id, by_std=by_std).tolist() == pytest.approx(expected, abs=1e-6)
+    assert group_normalized(reward, group_id, by_std=by_std).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rewards_in_groups, st.integers(-8, 8), st.sampled_from([0.5, 2.0, 8.0]))
-def test_shifting_and_scaling_all_rewards_does_not_change_normalised_advantages(groups, shift, scale):
+def test_shifting_and_scaling_all_rewards_does_not_change_normalized_advantages(groups, shift, scale):
     reward, group_id = flat(groups)
-    before = group_normalised(reward, group_id)
+    before = group_normalized(reward, group_id)
 
-    assert torch.allclose(group_normalised(reward * scale + shift, group_id), before, atol=1e-4)
+    assert torch.allclose(group_normalized(reward * scale + shift, group_id), before, atol=1e-4)
     assert torch.equal(
-        group_normalised(reward + shift, group_id, by_std=False), group_normalised(reward, group_id, by_std=False)
+        group_normalized(reward + shift, group_id, by_std=False), group_normalized(reward, group_id, by_std=False)
     )
 
 
@@ -107,9 +107,9 @@ def test_the_order_of_rows_does_not_matter(groups, random):
     order = list(range(len(reward)))
     random.shuffle(order)
 
-    shuffled = group_normalised(reward[order], group_id[order])
+    shuffled = group_normalized(reward[order], group_id[order])
 
-    assert torch.allclose(shuffled, group_normalised(reward, group_id)[order], atol=1e-6)
+    assert torch.allclose(shuffled, group_normalized(reward, group_id)[order], atol=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -117,7 +117,7 @@ def test_the_order_of_rows_does_not_matter(groups, random):
 def test_advantages_of_a_group_sum_to_zero(groups):
     reward, group_id = flat(groups)
 
-    assert torch.allclose(group_mean(group_normalised(reward, group_id), group_id), torch.zeros(len(reward)), atol=1e-5)
+    assert torch.allclose(group_mean(group_normalized(reward, group_id), group_id), torch.zeros(len(reward)), atol=1e-5)
 
 
 def test_gae_of_one_response_by_hand():

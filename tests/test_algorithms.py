@@ -13,7 +13,8 @@ from rlcore.algorithms.ppo import PPO, PPOConfig
 from rlcore.config.build import build
 from rlcore.config.schema import RewardConfig
 from rlcore.controller.group import Group
-from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
+from rlcore.controller.pool import RuntimeConfig
+from rlcore.controller.runtime import LocalRuntime
 from rlcore.data.batch import Batch
 from rlcore.errors import ColumnError, ConfigError, RlcoreError
 from rlcore.trainer.roles import Roles
@@ -219,8 +220,8 @@ def test_grpo_compares_within_groups():
     assert by_sample == pytest.approx({0: -1 / math.sqrt(2), 1: 1 / math.sqrt(2), 2: 0, 3: 0}, abs=1e-5)
 
 
-def test_grpo_without_std_only_centres():
-    _, experience = collect(grpo(normalise_by_std=False))
+def test_grpo_without_std_only_centers():
+    _, experience = collect(grpo(normalize_by_std=False))
 
     by_sample = dict(zip(experience["sample_id"].tolist(), experience["advantage"].tolist()))
 
@@ -230,7 +231,7 @@ def test_grpo_without_std_only_centres():
 def test_grpo_subtracts_kl_from_the_reward_of_the_response():
     # k1 = old - ref = id/10 - id/20 = id/20, summed over ids 1 | 2, 3 | 4, 5, 6 | 7: 0.05, 0.25, 0.75, 0.35
     # rewards - 0.1 · KL: -0.005, 0.975 | 0.425, 0.465; centered: ∓0.49 | ∓0.02
-    algorithm = grpo(kl=IN_REWARD, normalise_by_std=False)
+    algorithm = grpo(kl=IN_REWARD, normalize_by_std=False)
     _, experience = collect(algorithm)
 
     by_sample = dict(zip(experience["sample_id"].tolist(), experience["advantage"].tolist()))

@@ -1,4 +1,4 @@
-"""The generated model and word problems: complete without a network, shared by test runs, and worth testing with."""
+"""The generated model and word problems: made without a network, shared by test runs, and realistic enough."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from rlcore_tests import assets as module
+from rlcore_tests.assets import made_assets, real_assets
+from rlcore_tests.texts import write_problem, write_story
 
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.rewards.match import GSM8K, GSM8KConfig
-from rlcore.testing import assets as module
-from rlcore.testing.assets import made_assets, real_assets
-from rlcore.testing.texts import write_problem, write_story
 from rlcore.testing.waiting import HANG_S
 from tests.distributions import environment
 
 
 def test_assets_need_no_folder_outside_the_checkout(tmp_path):
-    program = (
-        "from rlcore.testing import assets; assets._make = print; print(assets.real_assets(), assets.made_assets())"
-    )
+    program = "from rlcore_tests import assets; assets._make = print; print(assets.real_assets(), assets.made_assets())"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=environment(RLCORE_TEST_ASSETS=str(tmp_path / "none"), RLCORE_CACHE=str(tmp_path / "cache")),
+        env=environment(
+            Path(module.__file__).parents[1],
+            RLCORE_TEST_ASSETS=str(tmp_path / "none"),
+            RLCORE_CACHE=str(tmp_path / "cache"),
+        ),
         capture_output=True,
         text=True,
         timeout=HANG_S,

@@ -1,4 +1,4 @@
-"""Packed attention: the same numbers as transformers' own attention on one sample at a time, for several families."""
+"""Packed attention equals transformers' own attention on one sample at a time, for several families."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LENGTHS = [9, 3, 1, 12, 9, 7, 2]
 
 
 def pair(name):
-    """transformers' own model, and the same weights with packed attention."""
+    """Return transformers' own model, and the same weights with packed attention."""
     attention.register()
     if name in TRAINED:
         path = trained_model(name)
@@ -27,14 +27,14 @@ def pair(name):
 
 
 def packed_logits(model, samples):
-    """[T, V] logits of all samples in one pass, in their order."""
+    """Return [T, V] logits of all samples, computed in one pass."""
     ids = torch.tensor([token for sample in samples for token in sample])
     packing = Packing([len(sample) for sample in samples], "cpu")
     return TokenHead(model).logits(hidden_states(model, ids[None], packing))
 
 
 def single_logits(model, samples):
-    """[T, V] the same, one sample at a time and with nothing of rlcore in between."""
+    """Return [T, V] logits of all samples, computed one by one without rlcore."""
     return torch.cat([model(torch.tensor([sample]), use_cache=False).logits[0] for sample in samples])
 
 
@@ -116,7 +116,7 @@ def test_a_token_never_sees_the_tokens_after_it():
     ],
     ids=["equal", "similar", "far apart", "one", "one of empty", "only empty", "none"],
 )
-def test_samples_of_similar_length_share_a_bucket_and_equal_neighbours_are_not_copied(lengths, buckets):
+def test_samples_of_similar_length_share_a_bucket_and_equal_neighbors_are_not_copied(lengths, buckets):
     packing = Packing(lengths, "cpu")
 
     assert [(b.num_samples, b.longest, b.index is None) for b in packing.buckets] == buckets

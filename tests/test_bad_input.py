@@ -1,4 +1,4 @@
-"""Bad input, as a user meets it: exit code 2, what is wrong, what to type, no traceback, and never a wait."""
+"""Bad input on the command line: exit code 2, the problem, what to type, no traceback and no hang."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Clash:
 
 
 class World:
-    """A folder with data, rewards and runs, and the command line in this process."""
+    """Folder with data, rewards and runs, and the command line in this process."""
 
     def __init__(self, folder: Path, model: Path, capsys) -> None:
         self.folder, self.model, self._capsys = folder, model, capsys
@@ -102,7 +102,7 @@ class World:
         return [*(item for item in base if item.partition("=")[0] not in given), *typed]
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, what was printed, and what was said on stderr."""
+        """Run a command; return the exit code, stdout and stderr."""
         self._capsys.readouterr()
         code = main(list(arguments))
         done = self._capsys.readouterr()
@@ -112,7 +112,7 @@ class World:
         return self.run("train", *self.settings(*more))
 
     def refused(self, *arguments: str) -> tuple[str, str]:
-        """The two lines of a refusal."""
+        """Run a command that must be refused; return the two lines of the error."""
         code, _, said = self.run(*arguments)
         assert code == 2, said
         assert "Traceback" not in said
@@ -122,7 +122,7 @@ class World:
         return first.removeprefix("error: "), second
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step."""
+        """Return the metrics of the last step."""
         return json.loads((self.folder / "runs" / "r" / "metrics.jsonl").read_text().splitlines()[-1])
 
 
@@ -248,7 +248,7 @@ def test_a_model_directory_that_cannot_be_used_is_refused_before_the_start(world
     assert not (world.folder / "runs").exists()
 
 
-def test_a_model_that_is_not_there_has_its_nearest_neighbour_named(world):
+def test_a_model_that_is_not_there_has_its_nearest_neighbor_named(world):
     model = world.copied_model()
 
     first, _ = world.refused("train", *world.settings(f"model.path={world.folder}/modle"))
@@ -332,7 +332,7 @@ def test_held_out_data_is_checked_before_the_start_too(world):
     assert not (world.folder / "runs").exists()
 
 
-def test_a_file_that_is_not_there_has_its_nearest_neighbour_named(world):
+def test_a_file_that_is_not_there_has_its_nearest_neighbor_named(world):
     first, second = world.refused("train", *world.settings("data.train={here}/god.jsonl"))
 
     assert first == f"no such file: '{world.folder}/god.jsonl' in '{world.folder}'. Did you mean 'good.jsonl'?"
@@ -512,7 +512,7 @@ def test_resume_must_names_the_run_that_was_meant(world):
 
 @pytest.fixture
 def trained(world):
-    """A world with a run of one step."""
+    """Return a world that contains a run of one step."""
     code, _, said = world.train()
     assert code == 0, said
     return world

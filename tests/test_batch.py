@@ -1,4 +1,4 @@
-"""Batch: its rules, its errors, and the surprises of a well-known batch type, each of which ends well here."""
+"""Batch: rules, errors, and cases in which a well-known batch type gives surprising results."""
 
 import pickle
 import subprocess

@@ -154,12 +154,12 @@ def test_exit_codes_as_a_shell_sees_them(tmp_path, arguments, code):
 
 
 def test_a_failing_run_has_exit_code_1_and_names_the_place(tmp_path, capsys):
-    (tmp_path / "bad.py").write_text("def score(completion):\n    raise OSError('no licence')\n")
+    (tmp_path / "bad.py").write_text("def score(completion):\n    raise OSError('no license')\n")
 
     code = main(["train", *TINY, f"run.directory={tmp_path}", f"reward={tmp_path}/bad.py:score"])
 
     assert code == 1
-    assert "OSError: no licence (bad.py:2)" in capsys.readouterr().err
+    assert "OSError: no license (bad.py:2)" in capsys.readouterr().err
 
 
 def test_an_interrupt_has_exit_code_130(monkeypatch, capsys):

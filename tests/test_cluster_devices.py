@@ -1,4 +1,4 @@
-"""device=auto on a Ray cluster with pretended GPUs, seen from a process that has none."""
+"""device=auto on a Ray cluster that declares GPUs, used from a process without one."""
 
 import logging
 import os
@@ -10,9 +10,8 @@ import pytest
 import ray
 
 from rlcore.controller.make import make_runtime
-from rlcore.controller.pool import PoolConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.controller.ray_runtime import _RayHost
-from rlcore.controller.runtime import RuntimeConfig
 from rlcore.errors import CapacityError
 from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import start_roles
@@ -21,7 +20,7 @@ from rlcore.workers.rollout import RolloutWorker
 
 
 class Seen:
-    """Stands for a host whose device is pretended: PyTorch would look for it."""
+    """Host with a simulated device, because PyTorch would look for a real one."""
 
     def __init__(self, info, store):
         self.info = info
@@ -34,7 +33,7 @@ class Seen:
 
 
 class SeenHost(_RayHost):
-    """The actor, with the pretended host in it."""
+    """Ray actor with the simulated host."""
 
     def __init__(self, info, alone):
         with mock.patch("rlcore.controller.ray_runtime.Host", Seen):
@@ -43,7 +42,7 @@ class SeenHost(_RayHost):
 
 @contextmanager
 def cluster(monkeypatch, num_gpus, pools):
-    """Start these pools on a cluster of one node that somebody else has started."""
+    """Start these pools on an existing cluster of one node."""
     monkeypatch.setattr("rlcore.controller.ray_runtime._RayHost", SeenHost)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING}

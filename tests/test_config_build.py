@@ -1,4 +1,4 @@
-"""The strict builder: what it accepts, what it refuses and in which words, and the way back to plain values."""
+"""The strict builder of configs: accepted values, error messages, and conversion back to plain values."""
 
 from __future__ import annotations
 

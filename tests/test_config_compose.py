@@ -1,4 +1,4 @@
-"""Composition: presets, choices, single settings, who wins, who provided what, and every refusal in its words."""
+"""Composition of configs: presets, choices, single settings, precedence, origins, and error messages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlcore.registry.catalog import Catalog
 
 GIVEN = ("model.path=m", "data.train=t")
 SETTINGS = (
-    "preset, model, data, reward, run, sampling, trainer, eval, checkpoint, optimizer, critic, runtime, pools, placement,"
+    "preset, model, data, reward, run, sampling, trainer, schedule, eval, checkpoint, optimizer, critic, runtime, pools, placement,"
     " backend, rollout, algorithm, environment, episode, transfer, device_sharing, trackers, plugins"
 )
 
 
 def install(site: Path, package: str, module: str, files: dict[str, str]) -> None:
-    """A distribution with metadata, a package that cannot be imported, and YAML files."""
+    """Install a distribution with metadata, a package that cannot be imported, and YAML files."""
     info = site / f"{package.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -42,7 +42,7 @@ INSTALLED = frozenset(rlcore.registry.catalog().entries)
 
 @pytest.fixture(autouse=True)
 def _the_core_alone(monkeypatch):
-    """Whatever plugins are installed beside it: their names and presets are not those of these tests."""
+    """Hide the installed plugins, because their names and presets would change the messages."""
     scan = Catalog.from_path
 
     def without(paths=None):
@@ -57,7 +57,7 @@ def _the_core_alone(monkeypatch):
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Two packages that ship presets; they share one name with each other and one with rlcore."""
+    """Install two packages with presets; they share one name with each other and one with rlcore."""
     site = tmp_path / "site packages"
     tiny = "# @package _global_\ndefaults:\n  - /algorithm: fancy\n  - _self_\nmodel: {path: tiny}\n"
     install(site, "rlcore-extra", "extra_rl", {
@@ -79,7 +79,7 @@ def site(tmp_path, monkeypatch):
 
 @pytest.fixture
 def preset(tmp_path):
-    """A file of one's own that sets a plugin, its options, pools and rewards."""
+    """Write a preset that sets a plugin, its options, pools and rewards."""
     file = tmp_path / "mine.yaml"
     file.write_text(
         "model: {path: m}\ndata: {train: t, eval: '${data.train}'}\nsampling: {temperature: 0.7, top_k: 5}\n"
@@ -307,6 +307,12 @@ def test_placements_say_where_roles_go():
             id="placement",
         ),
         pytest.param(
+            "schedule=asynch",
+            "no schedule named 'asynch'. Did you mean 'async'?\n"
+            "There are: async, pipelined, sync.  For one of your own type  schedule='{steps_ahead: 1, max_staleness: 1}'",
+            id="schedule",
+        ),
+        pytest.param(
             "algorithm=grpo_clip_hihger",
             "no algorithm named 'grpo_clip_hihger'. Did you mean 'grpo_clip_higher'?\nPresets: grpo_clip_higher.  Installed algorithm plugins: grpo, ppo.",
             id="preset-of-a-plugin",
@@ -423,7 +429,7 @@ def test_composing_leaves_the_process_as_it_was(tmp_path, monkeypatch):
 
 
 def shipped() -> list[str]:
-    groups = ("preset", "algorithm", "placement")
+    groups = ("preset", "algorithm", "placement", "schedule")
     return [f"{group}={name}" for group in groups for name, owners in presets(group).items() if "rlcore" in owners]
 
 
@@ -521,3 +527,32 @@ def test_help_of_the_config_command_has_an_example(capsys):
 
     assert caught.value.code == 0
     assert "rlcore config preset=quickstart algorithm=ppo" in capsys.readouterr().out
+
+
+def test_optional_hooks_are_used_if_they_are_installed(tmp_path, monkeypatch):
+    typed = [*GIVEN, "plugins.hooks=[saved?, mine]"]
+
+    absent = compose(typed).config
+    info = tmp_path / "saved-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saved\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlcore.hooks]\nsaved = s:H\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rlcore.registry.refresh()
+    present = compose(typed).config
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "saved")
+    rlcore.registry.refresh()
+
+    assert absent.plugins.hooks == ("mine",)
+    assert present.plugins.hooks == ("saved", "mine")
+    assert compose(typed).config == absent
+
+
+def test_the_quickstart_is_recorded_only_if_rlcore_report_is_installed(monkeypatch):
+    alone = compose(["preset=quickstart"]).config
+    monkeypatch.undo()
+    rlcore.registry.refresh()
+    pytest.importorskip("rlcore_report", reason="needs plugins/rlcore-report")
+    together = compose(["preset=quickstart"]).config
+
+    assert (alone.plugins.hooks, together.plugins.hooks) == ((), ("report",))

@@ -1,4 +1,4 @@
-"""Configuration that no run could use is refused with one message: circles, bombs, huge numbers, impossible names."""
+"""Unusable configs are refused with one message: circular references, YAML bombs, huge numbers, impossible names."""
 
 from __future__ import annotations
 

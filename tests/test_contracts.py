@@ -7,6 +7,7 @@ import json
 
 import pytest
 from rich.console import Console
+from rlcore_tests.assets import made_assets, real_assets
 
 from rlcore.algorithms.grpo import GRPO, GRPOConfig
 from rlcore.algorithms.kl import KLConfig
@@ -30,7 +31,6 @@ from rlcore.testing import (
     RowDispatchContract,
     TrackerContract,
 )
-from rlcore.testing.assets import made_assets, real_assets
 from rlcore.trackers.console import ConsoleConfig, ConsoleTracker
 from rlcore.trackers.jsonl import JSONLConfig, JSONLTracker
 from rlcore.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
@@ -91,7 +91,7 @@ class TestGRPOWithMiniBatchesAndKLInTheLoss(TestGRPO):
 class TestGRPOWithAdaptiveKLInTheReward(TestGRPO):
     config = GRPOConfig(
         average="seq-mean-token-sum",
-        normalise_by_std=False,
+        normalize_by_std=False,
         skip_zero_variance_groups=True,
         kl=KLConfig(coefficient=0.01, where="reward", controller="adaptive"),
     )

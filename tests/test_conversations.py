@@ -27,7 +27,7 @@ MORE = {"role": "user", "content": "Why?"}
 
 @pytest.fixture
 def tokenizer(assets):
-    """A real one, with the marks of ChatML."""
+    """Return a real tokenizer with a ChatML template."""
     made = AutoTokenizer.from_pretrained(str(assets / "models" / "stories260k"))
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.chat_template = CHATML
@@ -39,7 +39,7 @@ def prepare(tokenizer, *rows, responses=("response",), **options):
 
 
 def samples_of(tokenizer, prepared, columns):
-    """Texts of prompt and response, as they are trained on."""
+    """Return the texts of prompt and response that are trained on."""
     rows = {name: object_array(prepared.rows[name]) for name in columns}
     numbers = {"group_id": range(len(prepared)), "prompt_id": range(len(prepared))}
     prompts = Batch.of(lengths=prepared.lengths, tokens={"input_ids": prepared.token_ids}, rows=rows | numbers)

@@ -1,4 +1,4 @@
-"""`FileDataset`: what it reads, and what it says about files that cannot be read."""
+"""`FileDataset`: supported files, and error messages for files that cannot be read."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Algorithms that learn from texts of the data, do without rollout or reward, hold a model of their own, or take further prompts."""
+"""Algorithms that learn from texts of the data, have no rollout or reward, hold their own model, or take more prompts."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.algorithms.base import Epochs, EpochsConfig
 from rlcore.config.build import build
-from rlcore.config.schema import Config, TrainerConfig
+from rlcore.config.schema import Config, ScheduleConfig, TrainerConfig
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
 from rlcore.data.loader import PromptLoader
@@ -33,7 +33,7 @@ class ImitationConfig(EpochsConfig):
 
 
 class Imitation(Epochs):
-    """Learns from the column `answer`, with a judge of its own."""
+    """Algorithm that learns from the column `answer` and has its own judge."""
 
     Config = ImitationConfig
     without = ("rollout", "reward")
@@ -70,7 +70,7 @@ class JudgesItself(Imitation):
 
 @pytest.fixture
 def plan(assets, tmp_path):
-    """A plan of eight prompts with a real model."""
+    """Return a plan with eight prompts and a real model."""
     data = tmp_path / "data.jsonl"
     rows = [{"prompt": f"Count to {n}.", "answer": str(n), "number": n, "half": "\ud83d"} for n in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -134,7 +134,7 @@ def test_rewards_are_required_when_samples_are_scored(plan):
 
 def test_log_probs_of_the_engine_travel_only_where_there_is_an_engine(plan):
     assert plan(Imitation).reads["actor"] == ("input_ids", "loss_mask", "answer")
-    assert plan(Distilled).reads["actor"] == ("input_ids", "loss_mask", "rollout_log_probs", "answer")
+    assert plan(Distilled).reads["actor"] == ("input_ids", "loss_mask", "rollout_log_probs", "first_version", "answer")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_demonstrations_are_prompt_text_and_end_token(assets):
     assert samples["sample_id"].tolist() == [0, 1, 2, 3]
     assert samples["num_loss_tokens"].tolist() == [int(mask.sum()) for mask in masks]
     assert not samples["truncated"].any()
-    assert "rollout_log_probs" not in samples and "policy_version" not in samples
+    assert not {"rollout_log_probs", "token_version", "policy_version", "first_version"} & set(samples.columns)
 
 
 def test_a_long_demonstration_is_cut_and_has_no_end_token(assets):
@@ -264,7 +264,7 @@ def test_the_fakes_have_further_prompts_and_demonstrations_of_every_column():
 
 def run_with(trained, **trainer):
     return SimpleNamespace(
-        config=SimpleNamespace(trainer=TrainerConfig(**trainer)),
+        config=SimpleNamespace(trainer=TrainerConfig(**trainer), schedule=ScheduleConfig()),
         warned_of_gap=False,
         counters=SimpleNamespace(step=7),
         roles=SimpleNamespace(trained=trained),
@@ -285,6 +285,9 @@ def test_an_engine_with_a_logprob_gap_is_reported_once(caplog):
 def test_the_gap_of_every_trained_role_is_checked():
     gaps = {"actor/rollout_logprob_gap": 0.01, "opponent/rollout_logprob_gap": math.nan}
 
-    with pytest.raises(NumericalError, match="the log-probs of 'opponent' and its engine differ by nan"):
+    with pytest.raises(NumericalError, match="the log-probs of 'opponent' and its engine differ by nan") as raised:
         _compare_log_probs(run_with(["actor", "opponent"], max_logprob_gap=0.1), gaps)
+    assert str(raised.value).endswith("Use the same model.precision and weights for both")
+    with pytest.raises(NumericalError, match=r"or allow more:  trainer\.max_logprob_gap=0\.4"):
+        _compare_log_probs(run_with(["actor"], max_logprob_gap=0.1), {"actor/rollout_logprob_gap": 0.2})
     _compare_log_probs(run_with([], max_logprob_gap=0.1), {})

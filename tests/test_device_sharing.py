@@ -3,16 +3,16 @@
 import json
 
 import pytest
+from rlcore_tests.runs import metrics, small_run
 
 from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.cli.train import run as train
 from rlcore.controller.dispatch import dispatch
 from rlcore.controller.group import spawn
-from rlcore.controller.pool import PoolConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.controller.record import Record
-from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
+from rlcore.controller.runtime import LocalRuntime
 from rlcore.rollouts.hf import HFConfig, HFRollout
-from rlcore.testing.runs import metrics, small_run
 from rlcore.trainer.sharing import DeviceSharing
 from rlcore.workers.base import Worker
 
@@ -20,7 +20,7 @@ LOG = []
 
 
 class Model(Worker):
-    """Logs its calls; two of them share a pool with an engine."""
+    """Worker that logs its calls; two of them share a pool with an engine."""
 
     @dispatch("all", on_device=False)
     def offload(self):
@@ -111,7 +111,7 @@ def test_all_engines_of_a_pool_sleep_and_wake_together(groups):
 
 
 def test_memory_is_noted_with_the_call_that_needs_the_devices(groups):
-    """What an evaluation notes is not part of the next step."""
+    """Metrics of an evaluation are not part of the next step."""
     evaluation, step = Record(), Record()
     sharing = DeviceSharing(groups[2:], groups[:2])
     actor = groups[0].recording(evaluation, sharing.acquire)
@@ -141,11 +141,11 @@ def test_after_a_failed_switch_neither_side_has_the_devices(groups, monkeypatch)
 
 
 HERE = set()
-"""Models of this process that are on the device."""
+"""Names of the models of this process that are on the device."""
 
 
 class Away(LocalBackend):
-    """A model that cannot compute while it is offloaded."""
+    """Backend whose model cannot compute while it is offloaded."""
 
     def __init__(self, config: LocalConfig, **options):
         super().__init__(config, **options)
@@ -183,7 +183,7 @@ class Away(LocalBackend):
 
 
 class Sleepy(HFRollout):
-    """An engine that is created, generates and loads weights only while no model is on the device."""
+    """Engine that refuses to start, generate or load weights while a model is on the device."""
 
     def __init__(self, config: HFConfig, **options):
         assert not HERE

@@ -122,7 +122,7 @@ class TestDice(RolloutContract):
 
     test_a_stop_token_ends_a_response_and_stays_in_it = None
     test_a_stop_string_ends_a_response_and_stays_in_it = None
-    test_half_an_update_is_refused_and_never_serves = None
+    test_an_incomplete_update_is_refused_and_never_used = None
 
     def make(self, model, context):
         cls = load(DOCS / "snippets" / "engine.py").Dice

@@ -108,7 +108,7 @@ def test_an_unreachable_server_is_reported_with_the_command_that_starts_it(monke
 
 @pytest.fixture
 def model(tmp_path):
-    """A directory that looks like a model."""
+    """Return a directory that looks like a model."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).touch()
     return str(tmp_path)
@@ -116,7 +116,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Command lines and environments with which this process would have been replaced."""
+    """Record the command lines and environments of processes that would replace this one."""
     found = []
 
     def execve(python, words, variables):
@@ -143,12 +143,12 @@ def test_a_server_starts_with_the_settings_typed_and_with_its_own_options(starte
         "--max-batch-size",
         "8",
         "--",
-        "--colour",
+        "--color",
         "red",
     ]
     serve([model, *typed], DiceConfig, command, "")
 
-    assert started == [(["-m", "dice", "--colour", "red"], {"A": "1"})]
+    assert started == [(["-m", "dice", "--color", "red"], {"A": "1"})]
     assert asked[0].config == DiceConfig(tensor_parallel=2, fair=False, max_batch_size=8)
     assert (asked[0].host, asked[0].port, asked[0].model.precision) == ("127.0.0.1", 7001, "float32")
 

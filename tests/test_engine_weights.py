@@ -1,4 +1,4 @@
-"""Weights on their way to an engine: checked one by one, under the names and in the pieces of the model's files."""
+"""Weights sent to an engine: names and shapes are checked, and tensors are split as in the model's files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Samples of three attention windows, for many families: the model's own log-probs, or a refusal."""
+"""Samples that are three attention windows long, for many families: the model's own log-probs, or an error."""
 
 import asyncio
 
 import pytest
 import torch
+from rlcore_tests.families import PLAIN, WINDOW, WINDOWED, make_family
 from transformers.masking_utils import AttentionMaskInterface
 
 from rlcore.backends.local import LocalBackend, LocalConfig
@@ -14,7 +15,6 @@ from rlcore.models.head import TokenHead, use_packed_attention
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.hf import HFConfig, HFRollout
-from rlcore.testing.families import PLAIN, WINDOW, WINDOWED, make_family
 from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
 from tests.models import log_probs_of, make_backend, make_batch, random_ids

@@ -1,14 +1,14 @@
-"""GPUs are hidden from ordinary tests, and each host has one of its own."""
+"""GPUs are hidden from ordinary tests, and each host uses its own GPU."""
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rlcore_tests.gpus import hide_gpus
 
 from rlcore.controller.host import Host, HostInfo
 from rlcore.controller.runtime import LocalStore
-from rlcore.testing.gpus import hide_gpus
 
 ROOT = Path(__file__).parents[1]
 CONFTESTS = sorted(ROOT.glob("tests/conftest.py")) + sorted(ROOT.glob("plugins/*/tests/conftest.py"))

@@ -1,16 +1,19 @@
 """Groups and dispatch modes, with the same results on both runtimes."""
 
+import time
+
 import pytest
 import torch
 
 from rlcore.controller.group import spawn
+from rlcore.controller.host import Reply
 from rlcore.controller.make import make_runtime
-from rlcore.controller.pool import PoolConfig, check_capacity
+from rlcore.controller.pool import PoolConfig, RuntimeConfig, check_capacity
 from rlcore.controller.record import Record
-from rlcore.controller.runtime import RuntimeConfig
 from rlcore.data.batch import Batch
 from rlcore.errors import CapacityError, ConfigError
 from rlcore.testing.waiting import HANG_S
+from rlcore.types import CallTime
 from tests.workers import Echo, Twins
 
 NAMES = ["local", "ray"]
@@ -146,6 +149,36 @@ def test_controller_bytes_do_not_grow_with_tokens(echo, runtime):
         return record.num_bytes
 
     assert moved(16) == moved(4096)
+
+
+def test_calls_that_overlap_are_timed_on_each_rank(echo, runtime):
+    record, before = Record(), time.time()
+
+    first, second = (echo.recording(record).double.submit(batch(n)) for n in (2, 3))
+    second.result(), first.result()
+
+    waits, ranks = ([call for call in record.calls if bool(call.pool) is there] for there in (False, True))
+    assert [(call.name, call.pool, call.rank) for call in ranks] == [
+        ("echo.double", "main", rank) for rank in (0, 1)
+    ] * 2
+    assert [call.name for call in waits] == ["echo.double"] * 2
+    assert all(before <= call.begin and call.begin + call.seconds <= time.time() + 1e-3 for call in record.calls)
+    assert ranks[2].begin < ranks[0].begin, "the first call ran first, and was waited for last"
+    slowest = [max(call.seconds for call in pair) for pair in (ranks[:2], ranks[2:])]
+    assert sum(slowest) == pytest.approx(record.busy_s["echo.double"])
+
+
+@pytest.mark.parametrize(("clock", "begin"), [(-3600.0, 100.0), (0.5, 100.5), (3600.0, 103.0)])
+def test_a_call_lies_between_submission_and_reply_whatever_the_clock_of_the_host(monkeypatch, clock, begin):
+    monkeypatch.setattr("rlcore.controller.record.time.time", lambda: 105.0)
+    record = Record()
+
+    record.ran("actor.update", "main", {1: Reply(None, 2.0, begin=100.0 + clock)}, submitted=100.0, waiting=104.0)
+
+    assert record.calls == [
+        CallTime("actor.update", "", 0, 104.0, 1.0),
+        CallTime("actor.update", "main", 1, begin, 2.0),
+    ]
 
 
 def test_every_dtype_survives_a_call_unchanged(echo):

@@ -1,4 +1,4 @@
-"""The `hf` engine: the tokens of transformers' own generate, the log-probs of a plain forward pass, under any load."""
+"""The `hf` engine: same tokens as transformers' generate, and log-probs of a plain forward pass, under any load."""
 
 import asyncio
 from dataclasses import replace
@@ -69,7 +69,7 @@ async def collect(engine, requests):
 
 
 def run(engine, requests):
-    """Samples by request id."""
+    """Return samples by request id."""
     samples = asyncio.run(asyncio.wait_for(collect(engine, requests), HANG_S))
     assert sorted(s.request_id for s in samples) == sorted(r.request_id for r in requests)
     return {sample.request_id: sample for sample in samples}
@@ -80,7 +80,7 @@ def tokens(samples):
 
 
 def assert_same(found, expected):
-    """The same tokens, ends and versions, and log-probs but for rounding."""
+    """Check for equal tokens, finish reasons and versions, and log-probs equal up to rounding."""
     assert tokens(found) == tokens(expected)
     for request_id, sample in expected.items():
         other = found[request_id]
@@ -355,6 +355,25 @@ def test_two_concurrent_calls_do_not_affect_each_other(shared_engine, prompts):
 
     for samples, wanted in zip(found, expected):
         assert_same({sample.request_id: sample for sample in samples}, wanted)
+
+
+def test_aborting_one_of_two_concurrent_calls_leaves_the_other(shared_engine, prompts):
+    one, other = requests_of(prompts), requests_of(prompts[::-1], seed=50, temperature=0.5)
+    expected = run(shared_engine, other)
+
+    async def both():
+        task = asyncio.create_task(collect(shared_engine, one))
+        kept = asyncio.create_task(collect(shared_engine, other))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await kept
+
+    found = asyncio.run(asyncio.wait_for(both(), HANG_S))
+
+    assert_same({sample.request_id: sample for sample in found}, expected)
 
 
 def weights_of(path, factor=1.0):

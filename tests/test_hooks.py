@@ -1,4 +1,4 @@
-"""Hooks: who is called, in which order, with what, and what happens when one fails or is written wrongly."""
+"""Hooks: order and arguments of calls, hooks that fail, and hooks that are declared wrongly."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ ARGUMENTS = {
     "run": "the run",
     "step": 7,
     "samples": "the samples",
+    "experience": "the experience",
+    "calls": ["a call"],
     "metrics": {"loss": 0.5},
     "version": 3,
     "seconds": 0.25,
@@ -32,7 +34,7 @@ ARGUMENTS = {
 
 
 def observer(name: str, **hooks):
-    """An object of a class `name` with the given hooks, marked."""
+    """Return an object of a class `name` with the given hooks."""
     return type(name, (), {hook: staticmethod(hookimpl(function)) for hook, function in hooks.items()})()
 
 
@@ -234,12 +236,12 @@ def test_health_checks_of_all_plugins_come_as_one_list():
     assert Hooks(plugins).health_checks() == [one, two]
 
 
-class Misspelt:
+class Misspelled:
     @hookimpl
     def rlcore_step_ned(self, step): ...
 
 
-class MisspeltAndUnmarked:
+class MisspelledAndUnmarked:
     def rlcore_run_strat(self, run): ...
 
 
@@ -270,8 +272,11 @@ class Wrapper:
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
-        (Misspelt, "'Misspelt' has 'rlcore_step_ned', which is not a hook. Did you mean 'rlcore_step_end'?\nHooks: "),
-        (MisspeltAndUnmarked, "has 'rlcore_run_strat', which is not a hook. Did you mean 'rlcore_run_start'?"),
+        (
+            Misspelled,
+            "'Misspelled' has 'rlcore_step_ned', which is not a hook. Did you mean 'rlcore_step_end'?\nHooks: ",
+        ),
+        (MisspelledAndUnmarked, "has 'rlcore_run_strat', which is not a hook. Did you mean 'rlcore_run_start'?"),
         (Unmarked, "'Unmarked' defines 'rlcore_step_end' without @rlcore.hookimpl.\nWrite @rlcore.hookimpl above it."),
         (UnknownArgument, "{'steps'} are declared in the hookimpl but can not be found in the hookspec"),
         (WithoutPrefix, "unknown hook 'step_end'"),

@@ -1,4 +1,4 @@
-"""A server's answers: whole ones are decoded, and one that broke off is never taken for another."""
+"""Responses of a server: complete ones are decoded, and incomplete ones are errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON, TEXT = "application/json", "text/plain"
 
 @contextlib.contextmanager
 def answering(content, *, kind=JSON, length=None, status="200 OK"):
-    """A server that gives one answer to one request, with this Content-Length, and closes the connection."""
+    """Start a server that answers one request, with this Content-Length, and closes the connection."""
     length = len(content) if length is None else length
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(HANG_S)

@@ -1,4 +1,4 @@
-"""A plugin that ends, crashes or hangs its process while it is imported is named, and the exit code is never 0."""
+"""A plugin that exits, crashes or hangs while it is imported is named, and the exit code is not 0."""
 
 from __future__ import annotations
 

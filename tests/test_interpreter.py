@@ -1,4 +1,4 @@
-"""`pools.NAME.python`: what is said of an interpreter before anything starts."""
+"""`pools.NAME.python`: checks of an interpreter before anything starts."""
 
 import json
 import os
@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from rlcore.controller.interpreter import check_interpreter
-from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import LocalRuntime, RuntimeConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
+from rlcore.controller.runtime import LocalRuntime
 from rlcore.errors import CapacityError, ConfigError
 
 
@@ -20,7 +20,7 @@ def _script(path, text):
 
 
 def _answering(tmp_path, **versions):
-    """Stands for an interpreter of another environment: answers the question for versions, whatever it is given."""
+    """Write a script in place of another environment's interpreter; it always prints these versions."""
     return _script(tmp_path / "python", f"#!/bin/sh\necho '{json.dumps(versions)}'\n")
 
 

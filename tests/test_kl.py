@@ -142,7 +142,7 @@ def test_k3_of_nearly_equal_policies_is_accurate():
         pytest.param(9.0, 0, 0.5, id="no-samples"),
     ],
 )
-def test_adaptive_coefficient_moves_towards_its_target(kl, num_samples, expected):
+def test_adaptive_coefficient_moves_toward_its_target(kl, num_samples, expected):
     config = KLConfig(coefficient=0.5, where="reward", controller="adaptive", target=0.1, horizon=1000.0)
     controller = KLController(config)
 

@@ -1,4 +1,4 @@
-"""The house of rlcore: which package may import which, what a command may load, and how large it is."""
+"""The structure of rlcore: permitted imports, modules that commands load, and lines of code."""
 
 import ast
 import graphlib
@@ -42,11 +42,11 @@ MAY_IMPORT = {
     "quickstart": "errors",
     "surface": "",
     "cli": "types protocols data registry hooks controller config models rewards workers trainer quickstart version errors",
-    "testing": "types protocols data registry hooks controller models rewards workers quickstart errors",
+    "testing": "types protocols data registry hooks controller models rewards workers kits quickstart errors",
 }
 """Package -> packages of rlcore that it may import when it runs; imports for type checkers are free.
 
-`rlcore` itself and `__main__` are the doors; they are not listed."""
+`rlcore` itself and `__main__` are not listed."""
 
 
 def budgets():
@@ -60,7 +60,7 @@ def budgets():
 BUDGETS = budgets()
 
 LONG_FILES = {"data/batch.py": 480}
-"""One idea each, which would read worse in pieces."""
+"""Files that may be long, because each has a single topic."""
 
 
 def sources():
@@ -68,7 +68,7 @@ def sources():
 
 
 def imports(tree):
-    """Modules that a file imports when it runs, at any depth, without those under `if TYPE_CHECKING`."""
+    """Return the modules that a file imports when it runs, at any depth, without those under `if TYPE_CHECKING`."""
     found = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -90,7 +90,7 @@ def package(module):
 
 
 def _imported_names(tree):
-    """Dotted names that a file imports, also those for type checkers only."""
+    """Return the dotted names that a file imports, including those for type checkers only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -99,7 +99,7 @@ def _imported_names(tree):
 
 
 def module_graph(root):
-    """Module -> modules of the same package that it imports, also those for type checkers only."""
+    """Return module -> modules of the same package that it imports, including those for type checkers only."""
     trees = {}
     for path in root.rglob("*.py"):
         parts = path.relative_to(root.parent).with_suffix("").parts
@@ -112,7 +112,7 @@ def module_graph(root):
 
 
 def import_cycle(root):
-    """Modules of one import cycle, the first one also at the end; empty if there is none."""
+    """Return the modules of an import cycle, with the first one repeated at the end, or an empty list."""
     try:
         graphlib.TopologicalSorter(module_graph(root)).prepare()
     except graphlib.CycleError as error:
@@ -198,7 +198,7 @@ print("\\nloaded", *sorted(set(sys.modules) - before))
 
 
 def loaded(statement):
-    """Modules, standard library aside, that a statement loads in a new interpreter."""
+    """Return the modules outside the standard library that a statement loads in a new interpreter."""
     program = LOADED.format(statement=statement)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, cwd=ROOT.parent, check=True
@@ -218,6 +218,14 @@ def test_light_commands_load_neither_torch_nor_a_plugin(arguments):
     assert {name.split(".")[0] for name in modules} <= LIGHT | {"rlcore"}
     own = {package(name) for name in modules if name.startswith("rlcore.")}
     assert own <= {"cli", "errors", "registry", "version"}
+
+
+@pytest.mark.parametrize("command", ["config", "train"])
+def test_a_wrong_setting_is_reported_before_torch_is_loaded(command):
+    modules = loaded(f"from rlcore.cli import main; main(['{command}', 'preset=quickstart', 'optimizer.lr=fast'])")
+
+    assert {"rlcore.config.compose", "hydra"} <= modules
+    assert "torch" not in modules
 
 
 @pytest.mark.parametrize("module", ["rlcore", "rlcore.errors", "rlcore.types", "rlcore.registry", "rlcore.hooks"])
@@ -251,7 +259,7 @@ _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 
 
 def lines_of_code(source):
-    """Lines that hold code: no blank line, no comment, no docstring."""
+    """Return the number of lines with code, without blank lines, comments and docstrings."""
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:

@@ -1,4 +1,4 @@
-"""`rlcore list-plugins` in processes of its own, among plugins that break, sleep, clash and do not fit."""
+"""`rlcore list-plugins` in a separate process, with plugins that are broken, slow, duplicate or incompatible."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Plugins were not imported. To check that they load:  rlcore doctor --plugins
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """One folder with every kind of trouble; each module says so when it is imported."""
+    """Return a folder with plugins of every kind of fault; each module prints a line when it is imported."""
     folder = tmp_path_factory.mktemp("site")
 
     def reward(package: str, name: str, code: str, **options):
@@ -73,7 +73,7 @@ def test_every_trouble_has_its_status_and_the_exit_code_is_zero(site):
 
 
 def _of_rlcore(package: str) -> bool:
-    """The core, or a plugin that this environment has beside it."""
+    """Return whether a package is the core or one of its plugins, any of which may be installed."""
     return package == "rlcore" or package.startswith("rlcore-")
 
 
@@ -210,7 +210,7 @@ LIBRARIES = "import argparse, dataclasses, json, importlib_metadata, packaging.r
 
 
 def test_the_list_costs_less_than_three_times_what_its_libraries_cost_to_import(site):
-    """In CPU time over an empty program, side by side, as machines differ: 85 ms and 135 ms on one of them."""
+    """CPU time relative to an empty program, measured alternately: 135 ms and 85 ms on one machine."""
     bare, libraries, listed = (
         min(_cpu_seconds(arguments, site) for _ in range(4))
         for arguments in (["-c", "pass"], ["-c", LIBRARIES], ["-m", "rlcore", "list-plugins"])

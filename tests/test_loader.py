@@ -1,4 +1,4 @@
-"""`PromptLoader`: the order of prompts and the ledger, killed at any point."""
+"""`PromptLoader`: the order of prompts, and resuming after a kill at any point."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_seed_and_epoch_change_the_order():
     actions=st.lists(st.tuples(st.sampled_from(["issue", "finish", "consume", "kill"]), sizes), max_size=40),
 )
 def test_kill_at_any_point_consumes_each_position_once_in_order(num_prompts, seed, actions):
-    """A model of a run: what is issued after a kill is what was outstanding, in order, then what follows."""
+    """Simulated run: after a kill, the outstanding prompts are issued in order, then the following ones."""
     loader = PromptLoader(num_prompts, seed)
     reference = {one.position: one for one in PromptLoader(num_prompts, seed).issue(12 * 40)}
     in_flight, finished, consumed, waiting, next_position = [], [], [], [], 0

@@ -1,4 +1,4 @@
-"""The `local` backend: equal to plain transformers, to itself however the work is cut, and across a save and a load."""
+"""The `local` backend equals plain transformers, for any split of the work and after saving and loading."""
 
 import json
 import math
@@ -30,7 +30,7 @@ from tests.models import (
 )
 
 LENGTHS = [9, 4, 12, 2, 7, 5, 11, 3]
-"""The fourth sample is all prompt: its row has no loss tokens."""
+"""Lengths of the samples in tokens; the fourth has only a prompt, so its row has no loss tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def path(paths):
 
 
 def policy_loss(batch, average="token-mean"):
-    """A loss over the whole mini-batch, as workers make it: terms depend on the token's id."""
+    """Return a loss over the whole mini-batch, as in workers; its terms depend on the token ids."""
     counts = count(batch["num_loss_tokens"])
 
     def loss(out, micro_batch):
@@ -64,7 +64,7 @@ def gradients(backend):
 
 
 def assert_close(found, expected, tolerance=1e-5):
-    """Equal relative to the norm of each tensor."""
+    """Check that tensors are equal relative to their norms."""
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert float((found[name] - tensor).norm()) <= tolerance * float(tensor.norm()) + 1e-9, name
@@ -117,7 +117,7 @@ def test_gradients_do_not_depend_on_micro_batches_or_the_order_of_samples(averag
 
 
 def group_loss(batch):
-    """A loss of groups of any size: minus the log-probability that the first of a group is preferred to all others."""
+    """Return a loss of groups: minus the log-probability that the first of a group is preferred to all others."""
     counts = count(batch["num_loss_tokens"], batch.unit_sizes())
 
     def loss(out, micro_batch):
@@ -291,7 +291,7 @@ def test_critic_is_the_same_after_save_and_load(path, tmp_path):
 
 
 def train(backend, batch, temperature=1.0):
-    """One forward, backward and optimizer step; loss, norm and learning rate as plain numbers."""
+    """Run one training step; return loss, norm and learning rate as plain numbers."""
     metrics = backend.forward_backward(batch, policy_loss(batch), temperature=temperature)
     return {"loss": metrics["loss"].total} | {name: mean.value for name, mean in backend.step().items()}
 
@@ -307,14 +307,14 @@ SHARES = {
     "empty": [[], [0, 1, 2, 3, 4, 5, 6, 7]],
     "four": [[0, 1], [2], [3, 4, 5, 6, 7], []],
 }
-"""Rows of each rank. In "four" the last rank has nothing to do."""
+"""Rows of each rank; in "four", the last rank has none."""
 NUM_STEPS = 3
 ADAMW = OptimizerConfig(lr=1e-3, eps=1e-3, schedule="linear", warmup_steps=1, weight_decay=0.1, clip_grad_norm=0.5)
-"""eps is no smaller than the gradients' rounding, which AdamW would otherwise divide by itself."""
+"""Optimizer whose eps is not smaller than the rounding errors of gradients, which AdamW would amplify otherwise."""
 
 
 def share_of_training(path, shares, rank, head):
-    """Some steps on one rank's rows of the mini-batch; the last gradient is NaN on rank 0."""
+    """Train some steps on the rows of one rank; the last gradient is NaN on rank 0."""
     batch = make_batch(random_ids(LENGTHS))
     context = BackendContext(rank=rank, world_size=len(shares), head=head, total_steps=NUM_STEPS, seed=4)
     backend = make_backend(path, optimizer=ADAMW, context=context, max_tokens_per_device=14)
@@ -335,7 +335,7 @@ def next_output(out):
 
 
 def run_rank(rank, path, directory):
-    """What one of four processes does: every case in a process group of its own."""
+    """Run every case in its own process group; called in four processes."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -387,7 +387,7 @@ def run_ranks(path, directory):
 
 @pytest.fixture(scope="module")
 def ranks(paths, tmp_path_factory):
-    """A directory with what four processes wrote about every case."""
+    """Return a directory with the reports of four processes on every case."""
     directory = tmp_path_factory.mktemp("ranks")
     save_model("qwen2", directory / "other", seed=1)
     launcher = multiprocessing.get_context("spawn").Process(target=run_ranks, args=(paths["qwen2"], directory))
@@ -507,7 +507,7 @@ def test_learning_rate_of_each_step(config, total_steps, expected):
     assert [lr_at(config, step, total_steps) for step in range(len(expected))] == pytest.approx(expected, abs=1e-6)
 
 
-def test_frozen_model_scores_but_has_no_optimiser_and_no_gradients(path, tmp_path):
+def test_frozen_model_scores_but_has_no_optimizer_and_no_gradients(path, tmp_path):
     backend = make_backend(path, context=BackendContext(trained=False))
     batch = make_batch(random_ids(LENGTHS))
 

@@ -1,4 +1,4 @@
-"""The samples of a step that go to the logs: from several prompts, and not always the first of each."""
+"""Logged samples of a step: from several prompts, and not always the first of each."""
 
 import numpy as np
 import pytest

@@ -97,8 +97,8 @@ def test_policy_gradient_agrees_with_finite_differences(dual_clip):
     [
         pytest.param(1.0, 0.0, 3.0, 0.0, 2.0, -2.0, 0, id="no-clip"),  # 0.5 · (1 - 3)²
         pytest.param(0.1, 0.0, 1.0, 0.2, 0.405, -0.9, 0, id="inside"),
-        # moved from 0 to 1, towards 3, clipped to 0.2: 0.5 · (0.2 - 3)² = 3.92, above 0.5 · (1 - 3)² = 2
-        pytest.param(1.0, 0.0, 3.0, 0.2, 3.92, 0.0, 1, id="moved-too-far-towards-the-target"),
+        # moved from 0 to 1, toward 3, clipped to 0.2: 0.5 · (0.2 - 3)² = 3.92, above 0.5 · (1 - 3)² = 2
+        pytest.param(1.0, 0.0, 3.0, 0.2, 3.92, 0.0, 1, id="moved-too-far-toward-the-target"),
         # moved away from the target: 0.5 · (1 + 2)² = 4.5 is above 0.5 · (0.2 + 2)²
         pytest.param(1.0, 0.0, -2.0, 0.2, 4.5, 3.0, 0, id="moved-away-is-not-clipped"),
         # clip(1, 2 ± 0.5) = 1.5: 0.5 · 1.5² = 1.125 is above 0.5 · 1²

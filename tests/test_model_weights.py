@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlcore_tests.families import make_family
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ModelError
 from rlcore.models.load import load_model
 from rlcore.models.size import ModelSize
 from rlcore.models.weights import weight_files
-from rlcore.testing.families import make_family
 from tests.models import make_backend
 from tests.test_families import make_engine
 

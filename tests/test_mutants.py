@@ -1,4 +1,4 @@
-"""Every contract test fails for a plugin with the fault that it is there to find.
+"""Every contract test fails for a plugin with the fault that the test is for.
 
 Each mutant is a built-in plugin or a fake with one deliberate fault. A test must fail for it with an AssertionError,
 that is, with the message that tells the author what the protocol asks for.
@@ -81,7 +81,7 @@ def names(suite):
 
 
 def engine(base=FakeRollout, *, samples=None, requests=None, **methods):
-    """An engine with other methods, or whose samples or requests are rewritten."""
+    """Return a suite for an engine with other methods, or with changed samples or requests."""
 
     async def generate(self, asked):
         asked = [requests(i, one) for i, one in enumerate(asked)] if requests else asked
@@ -157,7 +157,7 @@ def takes_all(self, weights, version):
 
 
 def takes_known(self, weights, version):
-    known = [(name, tensor) for name, tensor in weights if name in self._shapes]
+    known = [(name, tensor) for name, tensor in weights if name in self._expected.shapes]
     FakeRollout.load_weights(self, iter(known), version)
 
 
@@ -165,7 +165,7 @@ def serves_the_rest_as_new(self, weights, version):
     try:
         FakeRollout.load_weights(self, weights, version)
     except ModelError:
-        self.version, self._unusable = version, ""
+        self.version, self._state.broken = version, None
         raise
 
 
@@ -183,7 +183,7 @@ def stays_broken(self, weights, version):
     except ModelError:
         self.failed = True
         raise
-    self._unusable = "a load failed once" if getattr(self, "failed", False) else ""
+    self._state.broken = "a load failed once" if getattr(self, "failed", False) else None
 
 
 def keeps_old_weights(self, weights, version):
@@ -200,8 +200,8 @@ def keeps_what_was_lent(self, weights, version):
 
 
 def closes_once(self):
-    assert not self._unusable, "closed already"
-    self._unusable = "closed"
+    assert not self._state.is_closed, "closed already"
+    self._state.is_closed = True
 
 
 def cut(sample):
@@ -213,70 +213,86 @@ def turn(sample):
 
 
 for fault, suite in {
-    "says that it is one of two": engine(__init__=half_of_a_world),
+    "claims to be one of two ranks": engine(__init__=half_of_a_world),
     "invents a sample": engine(generate=invents_a_sample),
     "loses a sample": engine(samples=lambda one: [] if one.request_id == 23 else [one]),
     "repeats a sample": engine(samples=lambda one: [one] * (1 + (one.request_id == 23))),
-    "numbers samples anew": engine(samples=lambda one: [replace(one, request_id=one.request_id // 10)]),
+    "renumbers samples": engine(samples=lambda one: [replace(one, request_id=one.request_id // 10)]),
 }.items():
     mutant("every_request_is_answered_once", fault, suite)
 for fault, change in {
-    "leaves out the last": lambda one: one.log_probs[:-1],
-    "is NaN": lambda one: [float("nan")] * len(one.token_ids),
-    "gives probabilities": lambda one: [0.5] * len(one.token_ids),
+    "omits the last log-prob": lambda one: one.log_probs[:-1],
+    "returns NaN": lambda one: [float("nan")] * len(one.token_ids),
+    "returns probabilities": lambda one: [0.5] * len(one.token_ids),
 }.items():
     suite = engine(samples=lambda one, change=change: [replace(one, log_probs=change(one))])
     mutant("every_token_has_a_finite_log_prob", fault, suite)
 for fault, suite in {
-    "draws one more": engine(requests=lambda i, r: sampling(max_response_tokens=r.sampling.max_response_tokens + 1)(i, r)),
-    "always says stop": engine(samples=lambda one: [replace(one, finish_reason="stop")]),
-    "always says length": engine(samples=lambda one: [replace(one, finish_reason="length")], requests=lambda i, r: sampling(max_response_tokens=max(1, r.sampling.max_response_tokens - 1))(i, r)),
+    "generates one token too many": engine(requests=lambda i, r: sampling(max_response_tokens=r.sampling.max_response_tokens + 1)(i, r)),
+    "always reports stop": engine(samples=lambda one: [replace(one, finish_reason="stop")]),
+    "always reports length": engine(samples=lambda one: [replace(one, finish_reason="length")], requests=lambda i, r: sampling(max_response_tokens=max(1, r.sampling.max_response_tokens - 1))(i, r)),
 }.items():  # fmt: skip
     mutant("the_token_limit_ends_a_response", fault, suite)
 for test, option in {
     "a_stop_token_ends_a_response_and_stays_in_it": "stop_token_ids",
     "a_stop_string_ends_a_response_and_stays_in_it": "stop",
 }.items():
-    mutant(test, "goes on", engine(requests=sampling(**{option: ()})))
-    mutant(test, "takes it away", engine(samples=lambda one: cut(one) if one.finish_reason == "stop" else [one]))
-    mutant(test, "calls it length", engine(samples=lambda one: [replace(one, finish_reason="length")]))
+    mutant(test, "continues", engine(requests=sampling(**{option: ()})))
+    mutant(test, "removes it", engine(samples=lambda one: cut(one) if one.finish_reason == "stop" else [one]))
+    mutant(test, "reports length", engine(samples=lambda one: [replace(one, finish_reason="length")]))
 for fault, change in {
-    "draws by place in the batch": lambda i, one: replace(one, seed=one.seed + i),
+    "seeds by position in the batch": lambda i, one: replace(one, seed=one.seed + i),
     "ignores the seed": lambda i, one: replace(one, seed=0),
 }.items():
-    mutant("a_seed_fixes_the_response_whatever_the_neighbours", fault, engine(requests=change))
+    mutant("a_seed_determines_the_response_in_any_batch", fault, engine(requests=change))
 mutant(
-    "new_weights_come_with_their_version",
-    "reports the version before",
+    "samples_have_the_version_of_new_weights",
+    "reports the previous version",
     engine(load_weights=lambda self, weights, version: FakeRollout.load_weights(self, weights, version - 1)),
 )
 for fault, suite in {
-    "takes anything": engine(load_weights=takes_all),
-    "leaves out unknown names": engine(load_weights=takes_known),
-    "serves what came as new": engine(load_weights=serves_the_rest_as_new),
-    "stays broken": engine(load_weights=stays_broken),
-    "serves a mixture as old": engine(HFRollout, load_weights=serves_a_mixture),
+    "accepts anything": engine(load_weights=takes_all),
+    "ignores unknown names": engine(load_weights=takes_known),
+    "serves an incomplete update as the new version": engine(load_weights=serves_the_rest_as_new),
+    "does not recover": engine(load_weights=stays_broken),
+    "serves a mixture as the old version": engine(HFRollout, load_weights=serves_a_mixture),
 }.items():
-    mutant("half_an_update_is_refused_and_never_serves", fault, suite)
-mutant("closing_the_iterator_aborts_the_rest", "goes on later", engine(generate=goes_on_with_the_aborted))
-mutant("calls_that_overlap_get_their_own_samples", "first come, first served", engine(generate=mixes_calls))
-mutant("calls_that_overlap_get_their_own_samples", "one at a time", engine(generate=refuses_a_second_call))
+    mutant("an_incomplete_update_is_refused_and_never_used", fault, suite)
+for test, base in {
+    "weights_may_arrive_while_groups_are_drawn": FakeRollout,
+    "each_token_has_the_log_prob_of_its_version": HFRollout,
+}.items():
+    mutant(
+        test, "reports the last version for all tokens", engine(base, samples=lambda s: [replace(s, token_versions=())])
+    )
+mutant(
+    "an_incomplete_update_while_groups_are_drawn_is_never_used",
+    "serves an incomplete update as the new version",
+    engine(load_weights=serves_the_rest_as_new),
+)
+mutant("closing_the_iterator_aborts_the_rest", "continues aborted requests", engine(generate=goes_on_with_the_aborted))
+mutant("overlapping_calls_get_their_own_samples", "mixes the samples of calls", engine(generate=mixes_calls))
+mutant("overlapping_calls_get_their_own_samples", "refuses a second call", engine(generate=refuses_a_second_call))
 for fault, suite in {
-    "checks one by one": engine(generate=checks_late),
-    "cuts the prompt": engine(requests=lambda i, one: replace(one, prompt_ids=one.prompt_ids[:8])),
-    "names another": engine(requests=lambda i, one: replace(one, request_id=i)),
+    "checks each prompt only when it is next": engine(generate=checks_late),
+    "truncates the prompt": engine(requests=lambda i, one: replace(one, prompt_ids=one.prompt_ids[:8])),
+    "names another request": engine(requests=lambda i, one: replace(one, request_id=i)),
 }.items():
-    mutant("a_prompt_that_does_not_fit_is_named_before_anything_runs", fault, suite)
-mutant("sleep_and_wake_may_come_twice", "forgets", engine(generate=forgets_after_sleep, sleep=counts_sleeps))
-mutant("close_may_come_twice", "closes once", engine(close=closes_once))
-for fault, change in {"is shifted by one": turn, "is of another temperature": None}.items():
+    mutant("a_prompt_that_does_not_fit_is_named_first", fault, suite)
+mutant("sleep_and_wake_are_idempotent", "loses weights", engine(generate=forgets_after_sleep, sleep=counts_sleeps))
+mutant("close_is_idempotent", "fails on the second close", engine(close=closes_once))
+for fault, change in {"shifts log-probs by one token": turn, "ignores the temperature": None}.items():
     suite = (
         engine(HFRollout, samples=change) if change else engine(HFRollout, requests=sampling(temperature=1.0, top_k=0))
     )
-    mutant("log_probs_are_those_of_the_trainer", fault, suite)
-mutant("new_weights_are_used_and_caches_dropped", "keeps the old", engine(HFRollout, load_weights=keeps_old_weights))
-mutant("loaded_tensors_are_only_borrowed", "keeps them", engine(HFRollout, load_weights=keeps_what_was_lent))
-for fault, change in {"draws at temperature 0": {"temperature": 1.0}, "ignores top_k": {"top_k": 0}}.items():
+    mutant("log_probs_match_the_trainer", fault, suite)
+mutant(
+    "new_weights_are_used_and_caches_dropped",
+    "keeps the old weights",
+    engine(HFRollout, load_weights=keeps_old_weights),
+)
+mutant("loaded_tensors_are_not_kept", "keeps the tensors", engine(HFRollout, load_weights=keeps_what_was_lent))
+for fault, change in {"samples at temperature 0": {"temperature": 1.0}, "ignores top_k": {"top_k": 0}}.items():
     mutant("greedy_and_top_k_1_take_the_most_likely_token", fault, engine(HFRollout, requests=sampling(**change)))
 
 
@@ -292,7 +308,7 @@ def backend(**methods):
 
 
 def outputs(change):
-    """A backend whose `forward` gives changed outputs."""
+    """Return a suite for a backend whose `forward` returns changed outputs."""
     return backend(forward=lambda self, batch, *, temperature: change(LocalBackend.forward(self, batch, temperature=temperature)))  # fmt: skip
 
 
@@ -312,7 +328,7 @@ def one_token_at_least(self, batch, *, temperature):
 
 
 def with_loss(wrap, rows=lambda batch: batch):
-    """A backend that gives another batch to another loss."""
+    """Return a suite for a backend with a changed loss or batch."""
 
     def forward_backward(self, batch, loss, *, temperature):
         num = max(1, len(self._plan(batch)))
@@ -438,7 +454,7 @@ def renamed(self):
 
 
 def loading(change):
-    """A backend that loads a changed stream."""
+    """Return a suite for a backend that loads changed weights."""
 
     def load_weights(self, weights, mix=1.0):
         LocalBackend.load_weights(self, change(self, weights), mix)
@@ -447,7 +463,7 @@ def loading(change):
 
 
 def complete(self, weights):
-    """A stream in which the present parameters stand in for all that is missing or does not fit."""
+    """Yield all parameters; current ones replace those that are missing or do not fit."""
     own, seen = dict(self._model.named_parameters()), set()
     for name, tensor in weights:
         if name in own and name not in seen and tensor.shape == own[name].shape:
@@ -528,79 +544,79 @@ def rounded(self):
 
 
 for test, suites in {
-    "outputs_are_those_of_the_plain_model_at_the_temperature": {
+    "outputs_match_the_plain_model_at_the_temperature": {
         "ignores the temperature": backend(forward=lambda self, batch, *, temperature: LocalBackend.forward(self, batch, temperature=1.0)),
-        "is one token off": outputs(rolled),
-        "gives bits for nats": outputs(lambda out: replace(out, entropy=out.entropy / 0.6931)),
+        "is off by one token": outputs(rolled),
+        "returns entropy in bits": outputs(lambda out: replace(out, entropy=out.entropy / 0.6931)),
     },
     "outputs_do_not_depend_on_order_or_micro_batches": {"keeps the order of micro-batches": backend(forward=in_planned_order)},
-    "a_share_without_rows_works": {"gives a token": backend(forward=one_token_at_least)},
-    "a_value_head_gives_values": {
-        "gives log-probs": outputs(lambda out: TokenOutputs(log_probs=out.values)),
-        "leaves the mask out": outputs(lambda out: TokenOutputs(values=out.values + 1)),
+    "a_share_without_rows_works": {"returns a token": backend(forward=one_token_at_least)},
+    "a_value_head_returns_values": {
+        "returns log-probs": outputs(lambda out: TokenOutputs(log_probs=out.values)),
+        "ignores the mask": outputs(lambda out: TokenOutputs(values=out.values + 1)),
         "is constant": outputs(lambda out: TokenOutputs(values=out.values * 0)),
     },
     "the_loss_sees_every_row_once_with_its_own_outputs": {
         "loses a row": with_loss(lambda loss, o, b, n: loss(o, b), lambda batch: batch.take(range(len(batch) - 1))),
         "repeats a row": with_loss(lambda loss, o, b, n: loss(o, b), lambda batch: batch.take([0, *range(len(batch))])),
-        "is detached": with_loss(of_detached),
-        "is one token off": with_loss(of_rolled),
+        "detaches the outputs": with_loss(of_detached),
+        "is off by one token": with_loss(of_rolled),
     },
     "rows_of_a_unit_are_in_one_micro_batch": {"packs rows": backend(_plan=by_length)},
-    "the_gradient_does_not_depend_on_how_the_batch_is_cut": {"averages micro-batches": with_loss(averaged)},
+    "the_gradient_does_not_depend_on_micro_batches": {"averages micro-batches": with_loss(averaged)},
     "a_step_reports_norm_and_rate_and_clears_the_gradient": {
         "keeps the gradient": backend(step=without_clearing),
         "ignores the schedule": backend(step=at_a_constant_rate),
     },
     "the_gradient_is_clipped_to_its_norm": {"does not clip": backend(step=without_clipping)},
     "a_gradient_that_is_not_finite_changes_nothing": {
-        "says nothing": backend(step=silent_about_skips),
-        "counts a step": backend(step=stepping_by_zero),
+        "does not report it": backend(step=silent_about_skips),
+        "counts it as a step": backend(step=stepping_by_zero),
     },
-    "weights_have_hugging_face_names_and_the_bits_of_the_model": {
-        "puts a prefix": backend(weights=renamed),
+    "weights_have_hugging_face_names_and_exact_values": {
+        "adds a prefix": backend(weights=renamed),
         "rounds": backend(weights=rounded),
     },
     "weights_of_another_model_are_copied_exactly": {
         "rounds": loading(lambda self, weights: ((name, tensor.half()) for name, tensor in weights)),
-        "keeps what was lent": backend(load_weights=keeps_tensors),
-        "computes with the old": backend(load_weights=shows_them_only, weights=shown_weights),
+        "keeps the tensors": backend(load_weights=keeps_tensors),
+        "computes with the old weights": backend(load_weights=shows_them_only, weights=shown_weights),
     },
     "weights_of_another_model_are_mixed_in": {
-        "copies": backend(load_weights=copies_always),
-        "mixes the other way round": backend(load_weights=mixes_the_other_way),
+        "copies instead": backend(load_weights=copies_always),
+        "swaps the weights of the mixture": backend(load_weights=mixes_the_other_way),
     },
-    "loading_weights_keeps_the_optimizer": {"forgets the moments": backend(load_weights=starts_again)},
-    "loading_weights_keeps_the_value_head": {"resets it": backend(load_weights=resets_the_head)},
+    "loading_weights_keeps_the_optimizer": {"loses the moments": backend(load_weights=starts_again)},
+    "loading_weights_keeps_the_value_head": {"resets the head": backend(load_weights=resets_the_head)},
     "weights_that_do_not_fit_are_refused_by_name": {
-        "takes anything": loading(complete),
-        "names none": backend(load_weights=names_none),
+        "accepts anything": loading(complete),
+        "names no parameter": backend(load_weights=names_none),
         "computes with a mixture": backend(load_weights=uses_a_mixture),
         "mixes into a mixture": backend(load_weights=mixes_into_a_mixture),
         "stays incomplete": backend(load_weights=stays_incomplete),
     },
     "weights_are_loaded_while_the_model_is_offloaded": {
-        "loses them": backend(offload=leaves_a_copy, reload=takes_the_copy),
+        "loses the loaded weights": backend(offload=leaves_a_copy, reload=takes_the_copy),
     },
-    "a_loaded_checkpoint_goes_on_exactly": {
-        "forgets the moments": backend(load=without_moments),
-        "forgets the step": backend(load=without_steps),
-        "pickles": backend(save=pickled),
+    "a_loaded_checkpoint_resumes_exactly": {
+        "loses the moments": backend(load=without_moments),
+        "loses the number of steps": backend(load=without_steps),
+        "writes a pickle": backend(save=pickled),
     },
-    "a_frozen_model_that_got_weights_is_saved": {
-        "saves only trained ones": backend(save=only_if_trained),
+    "a_frozen_model_that_received_weights_is_saved": {
+        "saves trained models only": backend(save=only_if_trained),
         "saves other weights": backend(save=increased),
     },
     "a_broken_checkpoint_changes_nothing": {
-        "changes first, checks later": backend(load=half_loaded),
-        "goes on": backend(load=not_checked),
+        "changes weights before it checks": backend(load=half_loaded),
+        "accepts it": backend(load=not_checked),
     },
-    "an_exported_critic_gives_the_same_values": {"forgets the head": backend(export=exported_without_the_head)},
-    "offload_and_reload_bring_everything_back": {
-        "forgets the moments": backend(reload=reloaded_without_moments),
-        "has no weights while it is away": backend(offload=put_away, reload=brought_back),
+    "an_exported_critic_gives_the_same_values": {"omits the head": backend(export=exported_without_the_head)},
+    "offload_and_reload_restore_everything": {
+        "loses the moments": backend(reload=reloaded_without_moments),
+        "has no weights while offloaded": backend(offload=put_away, reload=brought_back),
     },
-    "a_frozen_model_gives_the_same_outputs": {"differs": backend(forward=frozen_differs)},
+    "a_frozen_model_gives_the_same_outputs": {"returns other outputs": backend(forward=frozen_differs)},
 }.items():  # fmt: skip
     for fault, suite in suites.items():
         mutant(test, fault, suite)
@@ -647,13 +663,13 @@ def reward(target, module="tests.test_mutants"):
 
 
 for test, fault, suite in (
-    ("the_examples_get_their_scores", "is always right", reward("always_one")),
-    ("any_completion_gets_a_score", "wants digits", reward("needs_a_number")),
-    ("the_same_sample_scores_the_same_again", "remembers", reward("counts_calls")),
-    ("the_score_does_not_depend_on_the_other_samples", "compares", reward("above_the_mean")),
-    ("the_columns_that_it_reads_are_declared", "needs another", reward("reads_what_it_does_not_declare")),
-    ("the_columns_that_it_reads_are_declared", "uses another", reward("scores_by_what_it_does_not_declare")),
-    ("it_works_in_a_process_of_its_own", "is in this process only", reward("always_one", "only_here")),
+    ("the_examples_get_their_scores", "always scores 1", reward("always_one")),
+    ("any_completion_gets_a_score", "requires digits", reward("needs_a_number")),
+    ("scores_are_reproducible", "depends on the number of calls", reward("counts_calls")),
+    ("the_score_does_not_depend_on_the_other_samples", "compares samples", reward("above_the_mean")),
+    ("all_columns_read_are_declared", "requires an undeclared column", reward("reads_what_it_does_not_declare")),
+    ("all_columns_read_are_declared", "uses an undeclared column", reward("scores_by_what_it_does_not_declare")),
+    ("it_works_in_a_separate_process", "exists in this process only", reward("always_one", "only_here")),
 ):
     mutant(test, fault, suite)
 
@@ -673,7 +689,7 @@ def collected(change):
 
 
 def lost(change):
-    """GRPO with a changed loss."""
+    """Return a suite for GRPO with a changed loss."""
     return algorithm(loss=lambda self, out, batch: change(GRPO.loss(self, out, batch), out, batch))
 
 
@@ -701,7 +717,7 @@ def unbounded(self, out, batch):
 
 
 class Recorder:
-    """Stands between an algorithm and a role, and changes what is sent to `update`."""
+    """Proxy of a role that changes the arguments of `update`."""
 
     def __init__(self, group, change):
         self._group, self._change, self.update = group, change, self
@@ -728,7 +744,7 @@ def sent(change):
 
 
 def in_groups(**methods):
-    """GRPO with the four samples of a prompt as a unit."""
+    """Return a suite for GRPO with the four samples of a prompt as a unit."""
     return algorithm(InGroups, **methods)
 
 
@@ -751,12 +767,12 @@ def without_rewards_it_fails(self, roles, prompts):
 
 
 for test, suites in {
-    "its_roles_are_an_actor_and_what_it_reads_for": {
+    "roles_contain_an_actor_and_all_readers": {
         "has no actor": algorithm(roles=lambda self: [RoleSpec(name="rollout", worker="rollout")]),
-        "reads for a critic": algorithm(reads=lambda self: {"actor": ["advantage"], "critic": ["values"]}),
+        "reads columns for a missing critic": algorithm(reads=lambda self: {"actor": ["advantage"], "critic": ["values"]}),
     },
     "collect_provides_every_column_that_it_promises": {
-        "leaves one out": collected(lambda samples: samples.drop("old_log_probs")),
+        "omits a column": collected(lambda samples: samples.drop("old_log_probs")),
     },
     "collect_keeps_every_sample_with_its_own_tokens": {
         "moves tokens": collected(with_moved_tokens),
@@ -764,48 +780,48 @@ for test, suites in {
         "repeats a row": collected(lambda samples: samples.take([0, *range(len(samples))])),
         "fetches tokens": collected(through_the_controller),
     },
-    "a_step_without_any_scored_sample_passes": {"takes a maximum": algorithm(collect=without_rewards_it_fails)},
-    "losses_read_only_declared_columns_and_change_nothing": {
-        "reads another": lost(lambda terms, out, batch: scaled(terms, float(batch["reward"].sum()))),
-        "writes": lost(writes_into_the_batch),
-        "draws": lost(lambda terms, out, batch: scaled(terms, random.random())),
+    "a_step_without_scored_samples_succeeds": {"takes the maximum over no rows": algorithm(collect=without_rewards_it_fails)},
+    "losses_read_only_declared_columns_and_modify_nothing": {
+        "reads an undeclared column": lost(lambda terms, out, batch: scaled(terms, float(batch["reward"].sum()))),
+        "writes into the batch": lost(writes_into_the_batch),
+        "is random": lost(lambda terms, out, batch: scaled(terms, random.random())),
     },
-    "the_gradient_does_not_depend_on_how_the_batch_is_cut": {
-        "averages": lost(lambda terms, out, batch: scaled(terms, 1.0 / len(batch))),
-        "whitens": lost(lambda terms, out, batch: scaled(terms, batch["advantage"].std(correction=0))),
-        "has none": lost(lambda terms, out, batch: replace(terms, terms=terms.terms * 0)),
+    "the_gradient_does_not_depend_on_micro_batches": {
+        "averages in the loss": lost(lambda terms, out, batch: scaled(terms, 1.0 / len(batch))),
+        "whitens each micro-batch": lost(lambda terms, out, batch: scaled(terms, batch["advantage"].std(correction=0))),
+        "has no gradient": lost(lambda terms, out, batch: replace(terms, terms=terms.terms * 0)),
         "compares rows without a unit": lost(lambda terms, out, batch: compared(batch.per_row(out.log_probs))),
-        "averages units": in_groups(loss=lambda self, out, batch: scaled(GRPO.loss(self, out, batch), 1.0 / len(batch))),
+        "averages units in the loss": in_groups(loss=lambda self, out, batch: scaled(GRPO.loss(self, out, batch), 1.0 / len(batch))),
     },
     "tokens_outside_the_mask_do_not_matter": {
-        "sums over all": lost(lambda terms, out, batch: scaled(terms, out.log_probs.detach().mean())),
-        "has terms there": lost(lambda terms, out, batch: LossTerms(terms=batch.per_row(-out.log_probs) * batch["advantage"], average="row-mean")),
+        "uses masked tokens": lost(lambda terms, out, batch: scaled(terms, out.log_probs.detach().mean())),
+        "has terms at masked tokens": lost(lambda terms, out, batch: LossTerms(terms=batch.per_row(-out.log_probs) * batch["advantage"], average="row-mean")),
     },
-    "extreme_ratios_stay_finite": {"has no bound": algorithm(loss=unbounded)},
-    "better_answers_become_likelier": {"climbs": lost(lambda terms, out, batch: scaled(terms, -1.0))},
+    "extreme_ratios_stay_finite": {"exponentiates without a bound": algorithm(loss=unbounded)},
+    "better_responses_become_more_likely": {"has the wrong sign": lost(lambda terms, out, batch: scaled(terms, -1.0))},
     "update_trains_on_every_sample_with_counts_of_the_mini_batch": {
         "loses a row": sent(lambda mini, counts: (mini.take(range(len(mini) - 1)), counts)),
-        "counts the step": sent(lambda mini, counts: (mini, Counts(rows=16, tokens=48, units=16))),
-        "counts rows for units": in_groups(update=sent_by(lambda mini, counts: (mini, replace(counts, units=counts.rows)))),
+        "sends the counts of the step": sent(lambda mini, counts: (mini, Counts(rows=16, tokens=48, units=16))),
+        "counts rows as units": in_groups(update=sent_by(lambda mini, counts: (mini, replace(counts, units=counts.rows)))),
     },
     "update_keeps_units_whole": {
-        "sends no units": in_groups(update=sent_by(lambda mini, counts: (mini.drop("unit_id"), counts))),
+        "omits the units": in_groups(update=sent_by(lambda mini, counts: (mini.drop("unit_id"), counts))),
         "shuffles rows": in_groups(minibatches=by_rows),
     },
-    "incomplete_units_are_not_trained": {"trains all": in_groups(_in_units=with_all_units)},
+    "incomplete_units_are_not_trained": {"trains all rows": in_groups(_in_units=with_all_units)},
     "update_reports_a_skipped_step": {
-        "is silent": algorithm(update=lambda self, roles, experience: {k: v for k, v in GRPO.update(self, roles, experience).items() if k != "actor/skipped"}),
+        "does not report it": algorithm(update=lambda self, roles, experience: {k: v for k, v in GRPO.update(self, roles, experience).items() if k != "actor/skipped"}),
     },
-    "state_is_json_and_a_resume_goes_on_in_the_same_way": {
-        "holds a tensor": algorithm(state_dict=lambda self: GRPO.state_dict(self) | {"x": torch.ones(1)}),
-        "forgets": algorithm(load_state_dict=lambda self, state: None),
+    "state_is_json_and_a_resume_is_exact": {
+        "has a tensor in its state": algorithm(state_dict=lambda self: GRPO.state_dict(self) | {"x": torch.ones(1)}),
+        "ignores its state": algorithm(load_state_dict=lambda self, state: None),
     },
 }.items():  # fmt: skip
     for fault, suite in suites.items():
         mutant(test, fault, suite)
 mutant(
-    "the_gradient_does_not_depend_on_how_the_batch_is_cut",
-    "the critic averages",
+    "the_gradient_does_not_depend_on_micro_batches",
+    "averages in the loss of the critic",
     algorithm(PPO, PPOConfig(), value_loss=lambda self, out, b: scaled(PPO.value_loss(self, out, b), 1.0 / len(b))),
 )
 
@@ -817,7 +833,7 @@ for suite in (
     backend(model_byte=lambda config, num_parameters, *, world_size, trained: 0),
     engine(engine_byte=lambda config, weights, cache, *, device: 0),
 ):
-    mutant("no_optional_member_is_misspelt", "has another name", suite)
+    mutant("no_optional_member_is_misspelled", "misspells an optional member", suite)
 
 
 # Dispatch modes
@@ -857,27 +873,27 @@ def positional_only(self, call, meshes):
 
 for test, suites in {
     "every_rank_gets_a_call_or_none": {
-        "forgets the last": split(lambda calls, meshes: calls[:-1]),
-        "calls nobody": split(lambda calls, meshes: [None] * len(calls)),
+        "omits the last rank": split(lambda calls, meshes: calls[:-1]),
+        "calls no rank": split(lambda calls, meshes: [None] * len(calls)),
     },
-    "the_callers_arguments_stay_as_they_are": {"sets an option": mode(split=sets_an_option)},
-    "results_are_in_rank_order_without_ranks_that_were_not_called": {
-        "is reversed": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: list(outputs)[::-1]),
-        "wants all": mode(RankZero, DispatchContract, collect=lambda self, outputs, meshes: next(o.upper() for o in outputs[::-1])),
-        "tells nothing": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: None),
+    "split_does_not_modify_its_arguments": {"adds an argument": mode(split=sets_an_option)},
+    "results_are_in_rank_order_and_skip_ranks_not_called": {
+        "reverses the results": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: list(outputs)[::-1]),
+        "requires a result of every rank": mode(RankZero, DispatchContract, collect=lambda self, outputs, meshes: next(o.upper() for o in outputs[::-1])),
+        "returns None": mode(dispatch.All, DispatchContract, collect=lambda self, outputs, meshes: None),
     },
     "each_row_is_in_one_share_and_ranks_of_a_share_get_the_same": {
         "skips empty shares": split(only_full),
         "splits over all ranks": mode(split=by_rank),
-        "reverses": split(lambda calls, meshes: calls[::-1]),
-        "copies": mode(split=lambda self, call, meshes: [call] * len(meshes)),
+        "reverses the order": split(lambda calls, meshes: calls[::-1]),
+        "sends all rows to every rank": mode(split=lambda self, call, meshes: [call] * len(meshes)),
     },
     "rows_of_a_unit_are_in_one_share": {"splits by rows": mode(split=by_row)},
-    "collect_joins_one_result_of_each_share_in_row_order": {
-        "takes rank 0 of each": mode(collect=lambda self, outputs, meshes: Batch.cat([o for o, m in zip(outputs, meshes) if not m.returns or m.world_size == m.dp_size])),
-        "reverses": mode(collect=lambda self, outputs, meshes: Batch.cat([o for o, m in zip(outputs, meshes) if m.returns][::-1])),
+    "collect_merges_one_result_per_share_in_row_order": {
+        "takes the wrong rank of each share": mode(collect=lambda self, outputs, meshes: Batch.cat([o for o, m in zip(outputs, meshes) if not m.returns or m.world_size == m.dp_size])),
+        "reverses the order": mode(collect=lambda self, outputs, meshes: Batch.cat([o for o, m in zip(outputs, meshes) if m.returns][::-1])),
     },
-    "named_batches_are_split_and_all_else_goes_to_every_rank": {"splits by place only": mode(split=positional_only)},
+    "named_batches_are_split_and_other_arguments_replicated": {"splits positional batches only": mode(split=positional_only)},
 }.items():  # fmt: skip
     for fault, suite in suites.items():
         mutant(test, fault, suite)
@@ -926,15 +942,15 @@ def starts_anew(self, config, *, resume_step):
 
 
 for test, fault, methods in (
-    ("metrics_arrive_as_they_were_logged", "rounds", {"log": lambda self, step, m: JSONLTracker.log(self, step, {k: round(v, 1) for k, v in m.items()})}),
-    ("metrics_arrive_as_they_were_logged", "counts from 1", {"log": lambda self, step, m: JSONLTracker.log(self, step + 1, m)}),
+    ("metrics_are_logged_unchanged", "rounds", {"log": lambda self, step, m: JSONLTracker.log(self, step, {k: round(v, 1) for k, v in m.items()})}),
+    ("metrics_are_logged_unchanged", "counts from 1", {"log": lambda self, step, m: JSONLTracker.log(self, step + 1, m)}),
     ("numbers_that_are_not_finite_do_not_stop_a_run", "raises", {"log": strict}),
     ("numbers_that_are_not_finite_do_not_stop_a_run", "drops the step", {"log": drops_bad_steps}),
-    ("samples_with_any_text_and_without_a_reward_are_taken", "wants a reward", {"log_samples": scored_only}),
-    ("no_optional_member_is_misspelt", "has another name", {"phases": lambda self, name: None}),
-    ("finish_may_come_twice", "finishes once", {"finish": finishes_once}),
-    ("a_resumed_run_has_every_step_once", "appends", {"start": appends}),
-    ("a_resumed_run_has_every_step_once", "starts anew", {"start": starts_anew}),
+    ("samples_with_any_text_or_no_reward_are_accepted", "requires a reward", {"log_samples": scored_only}),
+    ("no_optional_member_is_misspelled", "misspells an optional member", {"phases": lambda self, name: None}),
+    ("finish_is_idempotent", "fails on the second finish", {"finish": finishes_once}),
+    ("a_resumed_run_has_every_step_once", "repeats steps", {"start": appends}),
+    ("a_resumed_run_has_every_step_once", "discards earlier steps", {"start": starts_anew}),
 ):  # fmt: skip
     mutant(test, fault, tracker(**methods))
 
@@ -965,15 +981,15 @@ def dataset(**members):
 
 for test, fault, members in (
     (
-        "rows_are_the_same_again_in_the_same_order",
-        "draws",
+        "rows_are_reproducible",
+        "is random",
         {"__getitem__": lambda self, i: {"prompt": random.random()}},
     ),
-    ("columns_are_those_of_the_rows", "tells one only", {"columns": ("prompt",)}),
-    ("columns_are_those_of_the_rows", "tells one twice", {"columns": ("prompt", "answer", "answer")}),
-    ("no_optional_member_is_misspelt", "has another name", {"where": None, "wheres": lambda self, i: ""}),
-    ("messages_can_say_what_and_where_it_is", "has no name", {"name": ""}),
-    ("messages_can_say_what_and_where_it_is", "says one place", {"where": lambda self, i: "lines"}),
+    ("columns_match_the_rows", "omits a column", {"columns": ("prompt",)}),
+    ("columns_match_the_rows", "repeats a column", {"columns": ("prompt", "answer", "answer")}),
+    ("no_optional_member_is_misspelled", "misspells an optional member", {"where": None, "wheres": lambda self, i: ""}),
+    ("the_dataset_and_its_rows_have_names", "has no name", {"name": ""}),
+    ("the_dataset_and_its_rows_have_names", "returns one location for all rows", {"where": lambda self, i: "lines"}),
 ):
     mutant(test, fault, dataset(**members))
 
@@ -982,7 +998,7 @@ for test, fault, members in (
 
 
 class Repeat:
-    """The model has to write what the row says, within any number of turns."""
+    """Environment that asks for the text of the row, within any number of turns."""
 
     def __init__(self, config=None):
         self.row = {}
@@ -1055,24 +1071,24 @@ def weigh(grams):
 
 
 for test, fault, members in (
-    ("the_examples_get_their_rewards", "counts double", {"step": counts_double}),
-    ("the_row_is_left_as_it_was", "takes the answer away", {"reset": takes_the_answer_away}),
-    ("anything_that_a_model_writes_is_answered", "wants numbers", {"step": wants_numbers}),
-    ("anything_that_a_model_writes_is_answered", "returns a tuple", {"step": returns_a_tuple}),
-    ("anything_that_a_model_writes_is_answered", "says nothing", {"step": says_nothing}),
-    ("anything_that_a_model_writes_is_answered", "speaks for the model", {"step": speaks_for_the_model}),
-    ("anything_that_a_model_writes_is_answered", "blocks", {"step": blocks}),
-    ("the_last_turn_has_a_reward", "never looks at last", {"step": never_looks_at_last}),
-    ("the_same_episode_goes_the_same_way_again", "draws", {"step": draws}),
-    ("episodes_do_not_see_each_other", "keeps the row in its class", {"reset": keeps_the_row_in_its_class}),
+    ("the_examples_get_their_rewards", "doubles the reward", {"step": counts_double}),
+    ("the_row_is_not_modified", "removes a column", {"reset": takes_the_answer_away}),
+    ("any_response_is_answered", "requires a number", {"step": wants_numbers}),
+    ("any_response_is_answered", "returns a tuple", {"step": returns_a_tuple}),
+    ("any_response_is_answered", "returns neither message nor reward", {"step": says_nothing}),
+    ("any_response_is_answered", "returns an assistant message", {"step": speaks_for_the_model}),
+    ("any_response_is_answered", "blocks the event loop", {"step": blocks}),
+    ("the_last_turn_has_a_reward", "ignores completion.last", {"step": never_looks_at_last}),
+    ("episodes_are_reproducible", "is random", {"step": draws}),
+    ("episodes_are_independent", "stores the row in its class", {"reset": keeps_the_row_in_its_class}),
     ("tools_have_a_schema", "has a tool without types", {"tools": (weigh,)}),
-    ("no_optional_member_is_misspelt", "has another name", {"tool": ()}),
+    ("no_optional_member_is_misspelled", "misspells an optional member", {"tool": ()}),
 ):
     mutant(test, fault, environment(**members))
 
 
 class TestRepeat(environment()):
-    """The environment of which they are mutants passes."""
+    """The unmodified environment passes."""
 
     step_timeout_s = 60.0
 
@@ -1085,7 +1101,7 @@ def _close_trackers():
 
 
 def arguments(suite, method, model_path, tmp_path):
-    """What pytest would give to a test of a suite."""
+    """Return the fixtures of a test, as pytest would pass them."""
     (tmp_path / "run").mkdir()
     given = {
         "model_path": lambda: model_path,

@@ -1,4 +1,4 @@
-"""The wheel: what is in it, that it works where nothing else of the core is, and what its commands cost."""
+"""The wheel: its contents, its use without the source tree, and the startup time of its commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pip(*arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy, so that no build folder is left in the checkout."""
+    """Build the wheel from a copy, so that no build folder is left in the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("rlcore", "tests"):
@@ -55,7 +55,7 @@ def contents(wheel) -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory) -> Path:
-    """A folder with the core, and no other package."""
+    """Folder with the core and no other package."""
     target = tmp_path_factory.mktemp("installed")
     pip("install", "--no-index", "--no-deps", "--target", str(target), str(wheel))
     return target
@@ -63,7 +63,7 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def readers(tmp_path_factory) -> Path:
-    """A folder with the readers of package metadata that light commands may load, and no other package."""
+    """Folder with only the packages for reading metadata, which light commands may load."""
     folder = tmp_path_factory.mktemp("readers")
     for name in LIGHT:
         spec = importlib.util.find_spec(name)
@@ -75,7 +75,7 @@ def readers(tmp_path_factory) -> Path:
 
 
 def alone(installed: Path, readers: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python without site-packages: whatever else is imported is not there."""
+    """Run Python without site-packages, so that any other import fails."""
     env = environment() | {"PYTHONPATH": f"{installed}:{readers}"}
     return subprocess.run(
         [sys.executable, "-S", *arguments],
@@ -167,7 +167,7 @@ BROUGHT = {
 }
 """Module -> the requirement that installs it, where the names differ."""
 OF_OTHERS = {"pytest"}
-"""`rlcore.testing` is for test suites, and these have it."""
+"""Packages that only `rlcore.testing` needs."""
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported(contents):
@@ -239,7 +239,7 @@ def test_presets_are_found_in_the_installed_wheel(installed, tmp_path):
 
 
 def cpu_seconds(installed: Path, *arguments: str) -> float:
-    """The least of five runs, of this process's children."""
+    """Return the shortest CPU time of five runs of a child process."""
     spent = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -266,7 +266,7 @@ def test_a_light_command_costs_a_few_starts_of_python(installed, arguments, budg
 
 @pytest.fixture(scope="session", params=["vllm", "sglang"])
 def engine(request, tmp_path_factory) -> tuple[str, Path]:
-    """The name of an engine, and a folder with the wheel of its plugin, installed without the engine."""
+    """Return the name of an engine, and a folder with its plugin, installed without the engine."""
     name, folder = request.param, tmp_path_factory.mktemp("engine")
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed here")

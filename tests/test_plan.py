@@ -1,4 +1,4 @@
-"""Planning before a process starts: plugins, roles, pools, columns, memory, resume; and that every setting is used."""
+"""Plans, made before any process starts: plugins, roles, pools, columns, memory, resume, and no unused setting."""
 
 import ast
 import json
@@ -12,6 +12,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 import rlcore
+from rlcore.algorithms.base import Epochs
 from rlcore.algorithms.grpo import GRPO
 from rlcore.algorithms.ppo import PPO
 from rlcore.backends.local import LocalBackend
@@ -28,6 +29,7 @@ from rlcore.trainer.describe import describe
 from rlcore.trainer.export import find_checkpoint
 from rlcore.trainer.launch import held_out
 from rlcore.trainer.plan import make_loader, make_plan, place
+from rlcore.types import LossTerms
 
 
 @pytest.fixture
@@ -61,6 +63,10 @@ def plan_of(make, tmp_path):
 
 def pools(**sizes):
     return {name: {"devices_per_node": size, "device": "cpu"} for name, size in sizes.items()}
+
+
+AHEAD = {"steps_ahead": 1, "max_staleness": 1}
+SPLIT = {"pools": pools(actor=1, rollout=1), "placement": {"default": "actor", "rollout": "rollout"}}
 
 
 def specs(*names):
@@ -195,7 +201,7 @@ def test_a_plan_writes_nothing(plan_of, tmp_path):
 
 
 def test_only_columns_that_a_loss_reads_are_sent_to_its_update(plan_of):
-    always = ("input_ids", "loss_mask", "rollout_log_probs")
+    always = ("input_ids", "loss_mask", "rollout_log_probs", "first_version")
 
     assert plan_of().reads == {"actor": (*always, "advantage")}
     assert plan_of(algorithm={"name": "ppo"}).reads["critic"] == (*always, "values", "returns")
@@ -220,6 +226,11 @@ def test_only_columns_that_a_loss_reads_are_sent_to_its_update(plan_of):
         pytest.param({"data__train": "/nowhere.jsonl"}, ["/nowhere.jsonl"], id="data"),
         pytest.param({"model__path": "/nowhere"}, ["model.path=/nowhere"], id="model"),
         pytest.param({"algorithm": {"name": "ppo"}, "critic__path": "/nowhere"}, ["critic.path=/nowhere"], id="critic"),
+        pytest.param(
+            {"schedule": AHEAD},
+            ["steps_ahead=1: role 'actor'", "placement=split   or  schedule=sync"],
+            id="schedule-pool",
+        ),
         pytest.param({"run__resume": "must"}, ["run.resume=must", "run.resume=auto"], id="resume"),
     ],
 )
@@ -254,6 +265,10 @@ def test_invalid_settings_are_refused_before_the_start(plan_of, settings, words)
         ({"run": {"name": "../elsewhere"}}, "run.name"),
         ({"checkpoint__every_steps": -1}, "checkpoint.every_steps"),
         ({"checkpoint__keep_last": 0}, "checkpoint.keep_last"),
+        ({"schedule": {"steps_ahead": -1}}, "schedule.steps_ahead"),
+        ({"schedule": {"max_staleness": 1}}, "schedule.steps_ahead"),
+        ({"schedule": {"steps_ahead": 1}}, "schedule.max_staleness"),
+        ({"schedule": {"steps_ahead": 2, "max_staleness": 2}}, "schedule.steps_ahead"),
         ({"reward__num_processes": -1}, "reward.num_processes"),
         ({"reward__timeout_s": 0.0}, "reward.timeout_s"),
         ({"pools": {"main": {"nodes": 0}}}, "pools.main.nodes"),
@@ -266,6 +281,91 @@ def test_invalid_settings_are_refused_before_the_start(plan_of, settings, words)
 def test_an_invalid_value_is_refused_with_its_key(make, settings, key):
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: expected .*\nType  {re.escape(key)}=\S+$"):
         make(**settings)
+
+
+def test_a_plan_with_steps_ahead_counts_what_waits(plan_of):
+    plan = plan_of(**SPLIT, schedule=AHEAD, algorithm={"name": "grpo", "minibatches": 3})
+
+    assert line(plan, "schedule") == (
+        "schedule 1 step ahead, staleness at most 1 step of 3 updates; new weights wait for the responses in flight"
+    )
+    # (1 + 1) steps × 3 prompts × 4 samples × (32 + 16) tokens × 21 bytes
+    assert "           at most 6 groups, 24 responses, 23.6 KB, in flight or waiting" in describe(plan)
+    assert not [text for text in describe(plan_of(**SPLIT)) if text.startswith("schedule")]
+
+
+def test_generation_ahead_of_an_algorithm_that_generates_nothing_is_refused(plan_of):
+    with pytest.raises(
+        ConfigError, match=r"steps_ahead=1: algorithm '.*Silent' generates nothing\nType  schedule=sync"
+    ):
+        plan_of(schedule=AHEAD, algorithm={"name": "tests.test_plan:Silent"})
+
+
+def test_device_sharing_with_steps_ahead_is_refused(plan_of):
+    sharing = {"device_sharing": "always", "algorithm": {"name": "ppo", "kl": {"coefficient": 0.1}}}
+    placement = {**SPLIT["placement"], "reference": "rollout"}
+
+    with pytest.raises(ConfigError, match=r"role 'reference' needs the devices of pool 'rollout'"):
+        plan_of(**SPLIT | {"placement": placement}, schedule=AHEAD, **sharing)
+
+
+def test_other_calls_in_the_pool_of_the_rollout_are_reported(plan_of, caplog):
+    plan_of(**SPLIT | {"placement": {**SPLIT["placement"], "reward": "rollout"}}, schedule=AHEAD)
+
+    assert "role 'reward' is in the rollout's pool 'rollout'" in caplog.text
+    assert "placement.reward=actor" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "advice"),
+    [
+        ({"name": "grpo"}, "algorithm.correction.weight=token"),
+        ({"name": "grpo", "correction": {"reject": "mean_k3"}}, "algorithm.correction.weight=token"),
+        ({"name": "grpo", "correction": {"weight": "token"}}, None),
+        ({"name": "tests.test_plan:Likelihood"}, "schedule=sync"),
+    ],
+)
+def test_an_algorithm_that_does_not_correct_for_staleness_is_reported(plan_of, caplog, algorithm, advice):
+    plan_of(**SPLIT, schedule=AHEAD, algorithm=algorithm)
+
+    found = [it.getMessage() for it in caplog.records if "older weights" in it.getMessage()]
+    text = "schedule.max_staleness=1: algorithm '{}' does not correct for samples of older weights; type  {}"
+    assert found == ([text.format(algorithm["name"], advice)] if advice else [])
+
+
+def test_without_steps_ahead_nothing_needs_a_correction(plan_of, caplog):
+    plan_of(**SPLIT)
+
+    assert "older weights" not in caplog.text
+
+
+class Likelihood(Epochs):
+    """An algorithm that does not say how it treats samples of older weights."""
+
+    def roles(self):
+        return [RoleSpec(name="actor", worker="policy"), RoleSpec(name="rollout", worker="rollout")]
+
+    def reads(self):
+        return {"actor": []}
+
+    def writes(self):
+        return []
+
+    def collect(self, roles, prompts):
+        return roles.score(roles.generate(prompts))
+
+    def loss(self, out, batch):
+        return LossTerms(terms=-out.log_probs)
+
+
+class Silent(GRPO):
+    """Algorithm that generates nothing."""
+
+    without = ("rollout", "reward")
+    demonstrations = ("answer",)
+
+    def roles(self):
+        return super().roles()[:1]
 
 
 class NoActor(GRPO):
@@ -336,7 +436,7 @@ def test_rows_that_do_not_divide_evenly_get_uneven_shares(plan_of, devices, shar
 
 
 class Couples(LocalBackend):
-    """A backend with two devices per data-parallel share."""
+    """Backend with two devices per data-parallel share."""
 
     @staticmethod
     def data_parallel(config, *, model, world_size, device):
@@ -960,11 +1060,11 @@ def test_every_setting_is_read_by_some_code():
     assert [name for name, _ in leaves(Config) if not (is_read(name) or name in BY_NAME)] == []
 
 
-class Misspelt(GRPO):
+class Misspelled(GRPO):
     witout = ("reward",)
 
 
 def test_a_misspelled_optional_member_is_reported(plan_of, caplog):
-    plan_of(algorithm={"name": f"{__name__}:Misspelt"})
+    plan_of(algorithm={"name": f"{__name__}:Misspelled"})
 
-    assert f"algorithm '{__name__}:Misspelt': 'witout' has no effect; did you mean 'without'?" in caplog.text
+    assert f"algorithm '{__name__}:Misspelled': 'witout' has no effect; did you mean 'without'?" in caplog.text

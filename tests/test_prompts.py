@@ -1,6 +1,6 @@
-"""`PromptBuilder`: which column, which text, which tokens, and what it says when a row cannot be used.
+"""`PromptBuilder`: choice of columns, text, tokens, and error messages for unusable rows.
 
-The tokenizer is made here, one token per character: <s> is 0, </s> is 1, "a" is 2, "b" is 3 and so on.
+The tokenizer has one token per character: <s> is 0, </s> is 1, "a" is 2, "b" is 3 and so on.
 """
 
 import copy
@@ -159,7 +159,7 @@ def test_named_prompt_column_is_used(plain):
             "Rename them, for example with 'data.rename={reward\\:math: data_math}'.",
         ),
     ],
-    ids=["ambiguous", "none", "misspelt", "prompt taken", "reserved", "score of a reward"],
+    ids=["ambiguous", "none", "misspelled", "prompt taken", "reserved", "score of a reward"],
 )
 def test_columns_that_cannot_be_used_are_named(plain, row, options, expected):
     assert message(DataError, plain, row, **options) == expected
@@ -201,7 +201,7 @@ def test_objects_with_the_default_repr_have_the_same_fingerprint_in_every_proces
             "data.rename: the columns 'question' and 'answer' of rows would both be 'answer'",
         ),
     ],
-    ids=["misspelt", "taken"],
+    ids=["misspelled", "taken"],
 )
 def test_rename_that_cannot_work_is_refused(plain, rename, first_line):
     text = message(ConfigError, plain, {"question": "a", "answer": "b"}, rename=rename)
@@ -226,7 +226,7 @@ def test_template_fills_columns_and_may_reach_into_them(plain):
         ({"max_prompt_tokens": 0}, "data.max_prompt_tokens=0 leaves no room for a prompt"),
         ({"system": "be good"}, "data.system is set, but the tokenizer of 'tiny' has no chat template"),
     ],
-    ids=["misspelt", "positional", "open brace", "constant", "two sources", "no room", "system without chat"],
+    ids=["misspelled", "positional", "open brace", "constant", "two sources", "no room", "system without chat"],
 )
 def test_options_that_cannot_work_are_refused(plain, options, first_line):
     assert message(ConfigError, plain, {"question": "a"}, **options).splitlines()[0] == first_line

@@ -1,4 +1,4 @@
-"""The quickstart's model and data: loadable, deterministic, cached whole or not at all, and with something to learn."""
+"""The quickstart's model and data: loadable, deterministic, cached completely or not at all, and learnable."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_half_written_cache_is_never_used(tmp_path, monkeypatch):
 
 
 def test_two_processes_at_once_agree(tmp_path, monkeypatch):
-    """The other one is done while this one is still making."""
+    """Another process finishes its assets first."""
 
     def slow(directory: Path, recipe: Recipe, progress: object) -> None:
         monkeypatch.setattr(quickstart, "_make", lambda directory, *rest: (directory / "train.jsonl").write_text("{}"))
@@ -185,7 +185,7 @@ def test_cache_directory_follows_the_environment_variables(variables, directory,
 
 
 def test_warm_start_teaches_the_form_of_an_answer_but_not_sorting(tmp_path):
-    """Sampled at temperature 1, answers end and have the digits, in any of the six orders."""
+    """At temperature 1, responses end and contain the digits, in any of the six orders."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

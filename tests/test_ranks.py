@@ -1,4 +1,4 @@
-"""Processes that authors of backends compare with `local`: results in order, the first failure, a deadline."""
+"""Processes for tests of backends: results in order of rank, the first failure, the deadline."""
 
 import time
 from pathlib import Path

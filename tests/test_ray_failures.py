@@ -1,4 +1,4 @@
-"""Failures of the Ray runtime: a hang is diagnosed, a death is reported at once."""
+"""Failures of the Ray runtime: hangs are diagnosed, and dead hosts are reported immediately."""
 
 import contextlib
 import os
@@ -11,8 +11,7 @@ import ray
 
 from rlcore.controller.group import spawn
 from rlcore.controller.make import make_runtime
-from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import RuntimeConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError
 from rlcore.testing.waiting import HANG_S
 from tests.workers import Echo, SlowToStart

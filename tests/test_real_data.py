@@ -1,13 +1,13 @@
-"""Whole runs of a trained model: on word problems, and on a reward that it can learn."""
+"""Complete runs of a trained model, on word problems and on a reward that it can learn."""
 
 import json
 from pathlib import Path
 
 import pytest
+from rlcore_tests.runs import metrics
 from safetensors.torch import load_file
 
 from rlcore.cli.train import run as train
-from rlcore.testing.runs import metrics
 from rlcore.trainer.export import export, find_checkpoint
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -30,7 +30,7 @@ def samples(directory: Path) -> list[dict]:
 
 
 def test_gsm8k_run_prompts_scores_updates_and_exports(each_assets, tmp_path):
-    """The model only knows stories and solves no problem."""
+    """The model was trained on stories and solves none of the problems."""
     data = each_assets / "data" / "gsm8k"
     train(
         settings(

@@ -1,4 +1,4 @@
-"""Recorded batches: everything comes back, only what is used is read, and damage is named."""
+"""Recorded batches: complete round trips, reads of used columns only, and errors that name the damage."""
 
 import errno
 import json
@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from rlcore.data.batch import Batch, object_array
 from rlcore.data.recorded import open_batch, save_batch
-from rlcore.errors import DataError
+from rlcore.errors import DataError, RunError
 
 MESSAGES = [[{"role": "user", "content": "1 + 1?"}], "plain, with \ud800", None]
 
@@ -32,7 +32,7 @@ def recorded(tmp_path) -> Path:
 
 
 def resident_bytes(file: Path) -> int:
-    """Bytes of a file that are in this process's memory through a map."""
+    """Return the bytes of a mapped file that are in this process's memory."""
     blocks = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
     return sum(1024 * int(re.search(r"^Rss: +(\d+)", it, re.M)[1]) for it in blocks if str(file) in it)
 
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RunError, match=r"step could not be written: .*No space left.*\nFree space"):
         save_batch(make(), tmp_path / "step")
     assert os.listdir(tmp_path) == []
 
@@ -167,30 +167,121 @@ def half_described(directory: Path) -> None:
     os.truncate(directory / "batch.json", 40)
 
 
-def of_another_format(directory: Path) -> None:
-    about = json.loads((directory / "batch.json").read_text())
-    (directory / "batch.json").write_text(json.dumps(about | {"format": 2}))
+def described(**changes):
+    """Return a function that replaces entries of batch.json."""
+
+    def damage(directory: Path) -> None:
+        about = json.loads((directory / "batch.json").read_text())
+        (directory / "batch.json").write_text(json.dumps(about | changes))
+
+    return damage
 
 
-def with_other_rows(directory: Path) -> None:
-    about = json.loads((directory / "batch.json").read_text())
-    (directory / "batch.json").write_text(json.dumps(about | {"rows": 4}))
+def column(name, /, **changes):
+    """Return a function that replaces entries of one column in batch.json."""
+
+    def damage(directory: Path) -> None:
+        about = json.loads((directory / "batch.json").read_text())
+        next(it for it in about["columns"] if it["name"] == name).update(changes)
+        (directory / "batch.json").write_text(json.dumps(about))
+
+    return damage
+
+
+def elsewhere(file):
+    """Return a function that adds a file of another directory to the list, with its size."""
+
+    def damage(directory: Path) -> None:
+        (directory.parent / "secret.json").write_text("[1, 2, 3]")
+        about = json.loads((directory / "batch.json").read_text())
+        described(files=about["files"] | {file: (directory / file).stat().st_size})(directory)
+        column("messages", file=file)(directory)
+
+    return damage
+
+
+def contents(text):
+    """Return a function that replaces batch.json."""
+    return lambda directory: (directory / "batch.json").write_text(text)
+
+
+def lengths(*values, dtype=torch.int64):
+    """Return a function that overwrites the lengths."""
+
+    def damage(directory: Path) -> None:
+        (directory / "tensors/rows/num_tokens.memmap").write_bytes(torch.tensor(values, dtype=dtype).numpy().tobytes())
+
+    return damage
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (truncated, "tensors/tokens/hidden.memmap has 23 of its 24 bytes\nRecord the batch again"),
-        (without_a_column, "tensors/tokens/input_ids.memmap is missing\n"),
+        (truncated, "is damaged: tensors/tokens/hidden.memmap has 23 of its 24 bytes"),
+        (without_a_column, "is damaged: tensors/tokens/input_ids.memmap is missing"),
         (without_its_description, "is not a recorded batch: .*No such file"),
         (half_described, "is not a recorded batch: "),
-        (of_another_format, "has format 2, this version reads 1\n"),
-        (with_other_rows, "is damaged: column 'reward:a/b' has 3 values"),
+        (contents("[" * 100_000), "is not a recorded batch: "),
+        (contents("[1]"), "has format None, this version reads 1"),
+        (described(format=2), "has format 2, this version reads 1"),
+        (described(rows=4), "column 'reward:a/b' has 3 values for 4 rows"),
+        (described(tokens=7), "column 'input_ids' has 6 values for 7 tokens"),
+        (described(columns=None), "batch.json is broken: TypeError"),
+        (described(columns=[]), "batch.json is broken: KeyError: 'num_tokens'"),
+        (described(columns=[{"name": "ok"}]), "batch.json is broken: KeyError: 'level'"),
+        (described(files=[]), "batch.json is broken: AttributeError"),
+        (described(files={"batch.json\0": 1}), "is damaged: batch.json\0 is missing"),
+        (column("ok", name="input_ids"), "there are two columns 'input_ids'"),
+        (column("ok", name="messages"), "there are two columns 'messages'"),
+        (column("ok", level="cell"), "batch.json is broken: KeyError: 'cell"),
+        (column("ok", dtype="load"), "column 'ok' has type 'load'"),
+        (column("ok", dtype="float64"), r"column 'ok' of shape \[3\] does not fit its 3 bytes"),
+        (column("hidden", shape=[6, 2, 1000]), "column 'hidden' of shape .* does not fit its 24 bytes"),
+        (column("hidden", shape=[-6, -2]), r"column 'hidden' has type 'bfloat16' and shape \[-6, -2\]"),
+        (column("hidden", shape=[6.0, 2.0]), "column 'hidden' has type 'bfloat16' and shape"),
+        (column("hidden", shape=[]), "column 'hidden' of shape"),
+        (elsewhere("../secret.json"), r"column 'messages' is not in one of its files, but in \.\./secret"),
+        (elsewhere("/etc/hostname"), "column 'messages' is not in one of its files, but in /etc/hostname"),
+        (column("messages", file="objects/1.json"), "column 'messages' is not in one of its files"),
+        (column("num_tokens", dtype="float64"), "'num_tokens' are not lengths"),
+        (lengths(2, 1, 2), "its lengths sum to 5, but it has 6 tokens"),
+        (lengths(3, -1, 4), "'num_tokens' are not lengths"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_damage_is_named(recorded, damage, words):
     damage(recorded)
 
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=rf"{words}.*\n\w.*[.:)]$"):
         open_batch(recorded)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[1, 2]", "[1"], ids=["deep", "object", "short", "half"])
+def test_damaged_objects_are_named(recorded, text):
+    (recorded / "objects/0.json").write_text(text)
+    about = json.loads((recorded / "batch.json").read_text())
+    described(files=about["files"] | {"objects/0.json": len(text)})(recorded)
+
+    with pytest.raises(DataError, match=r"0\.json is damaged: .*\nRecord the batch again"):
+        open_batch(recorded)["messages"]
+
+
+def test_everything_is_on_the_disk_before_the_directory_has_its_name(tmp_path, monkeypatch):
+    events = []
+    real_sync, real_rename = os.fsync, Path.rename
+
+    def sync(descriptor):
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real_sync(descriptor)
+
+    def rename(path, target):
+        inside = {str(it) for it in (*path.rglob("*"), path)}
+        assert inside <= set(events), "renamed before its files were on the disk"
+        events.append("renamed")
+        return real_rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", rename)
+
+    save_batch(make(), tmp_path / "step")
+
+    assert events[-2:] == ["renamed", str(tmp_path)]

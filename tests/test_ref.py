@@ -10,7 +10,7 @@ from rlcore.data.batch import Batch
 
 
 class CountingStore:
-    """Keeps values in a list and counts the values that are fetched."""
+    """Store that keeps values in a list and counts those that are fetched."""
 
     def __init__(self):
         self.values = []
@@ -47,7 +47,7 @@ def same(ref, batch):
 
 
 class Reference:
-    """An object with the message size of a Ray reference."""
+    """Object with the message size of a Ray reference."""
 
     def __reduce__(self):
         return bytes.fromhex, (f"{id(self):0140x}",)

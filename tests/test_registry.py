@@ -1,4 +1,4 @@
-"""The catalog, `resolve` on the controller and `load` on a worker, on distributions planted in a folder."""
+"""The catalog, `resolve` on the controller and `load` on a worker, with distributions in a temporary folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.distributions import REWARD, environment, plant, write_module
 
 
 def read(*sites: Path) -> Catalog:
-    """The catalog of some folders alone."""
+    """Return the catalog of these folders only."""
     return Catalog.from_path([str(site) for site in sites])
 
 
@@ -82,7 +82,7 @@ def test_a_newer_version_without_plugins_hides_the_plugins_of_an_older_one_behin
     "folder",
     ["my_reward-1.0.dist-info", "my-reward-1.0.dist-info", "My.Reward-1.0-py3.11.egg-info", "my_reward.egg-info"],
 )
-def test_the_package_name_is_normalised_whatever_the_folder_is_called(tmp_path, folder):
+def test_the_package_name_is_normalized_whatever_the_folder_is_called(tmp_path, folder):
     info = tmp_path / folder
     info.mkdir()
     (info / ("METADATA" if folder.endswith("dist-info") else "PKG-INFO")).write_text("Name: My.Reward\nVersion: 1.0\n")
@@ -454,7 +454,7 @@ def test_a_worker_loads_project_code_without_a_version(tmp_path):
 
 
 class Complete:
-    """A tracker as the protocol wants it."""
+    """Tracker with all required methods."""
 
     def start(self, config, *, resume_step): ...
     def log(self, step, metrics): ...
@@ -529,7 +529,7 @@ def test_a_member_that_is_nearly_an_optional_one_is_reported(kind, member, meant
 
 
 @pytest.mark.parametrize("kind", sorted(OPTIONAL))
-def test_no_built_in_plugin_has_a_misspelt_member(kind):
+def test_no_built_in_plugin_has_a_misspelled_member(kind):
     for entry in catalog().entries:
         if entry.kind == kind and entry.package == "rlcore":
             assert misspellings(kind, resolve(kind, f"{entry.name}@rlcore").object) == []

@@ -31,7 +31,7 @@ class VLLMRollout:
 
 @pytest.fixture
 def site(site, monkeypatch):
-    """The folder of conftest.py, beside rlcore 0.3.0."""
+    """Return the folder of the fixture `site`, with rlcore 0.3.0 installed."""
     monkeypatch.setattr("rlcore.version.__version__", "0.3.0")
     monkeypatch.delenv("RLCORE_DISABLE_PLUGINS", raising=False)
     return site
@@ -137,7 +137,7 @@ def project_file_fails(site, monkeypatch):
     ask(site, "reward", f"{site}/rewards.py:score")
 
 
-def project_file_imports_its_neighbour(site, monkeypatch):
+def project_file_imports_its_neighbor(site, monkeypatch):
     (site / "own").mkdir()
     (site / "own" / "helpers.py").touch()
     (site / "own" / "rewards.py").write_text("import helpers\n")
@@ -170,7 +170,7 @@ CASES = {
     "project_file_absent": (project_file_absent, LookupError),
     "project_attribute_absent": (project_attribute_absent, LookupError),
     "project_file_fails": (project_file_fails, ImportError),
-    "project_file_imports_its_neighbour": (project_file_imports_its_neighbour, ImportError),
+    "project_file_imports_its_neighbor": (project_file_imports_its_neighbor, ImportError),
     "wrong_package": (wrong_package, LookupError),
     "hook_like_no_other": (hook_like_no_other, LookupError),
 }

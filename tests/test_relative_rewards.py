@@ -1,4 +1,4 @@
-"""Rewards against the other samples of their prompt: hand-worked tables, and that a step is trained on them."""
+"""Rewards relative to the other samples of a prompt: hand-worked tables, and their use in a step."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_equal_scores_have_no_advantage(how):
 
 
 def score(role, on_error, rewards, *, group_id, seen=None):
-    """Sample ids and rewards that a step is trained on; `seen` gets the scored batch, and the metrics."""
+    """Return the sample ids and rewards of a step's experience; `seen` receives the scored batch and the metrics."""
     seen = [] if seen is None else seen
     roles = Roles(
         {"reward": role},
@@ -74,7 +74,7 @@ def test_large_scores_beside_small_ones_lose_nothing():
 
 
 class TwoRewards:
-    """A reward role with two scores for each of four samples of two prompts; the third sample failed."""
+    """Reward role with two scores for each of four samples of two prompts; the third sample failed."""
 
     def recording(self, *_):
         return self

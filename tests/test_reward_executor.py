@@ -1,4 +1,4 @@
-"""Rewards in processes of their own: a hang or a crash costs its sample and nothing else."""
+"""Rewards in separate processes: a hang or a crash affects only its own sample."""
 
 from __future__ import annotations
 
@@ -420,7 +420,7 @@ def test_options_reach_classes_and_functions(spec):
             "WithOptions",
             {"sufix": "b"},
             "reward 'WithOptions' has no option 'sufix'. Did you mean 'suffix'?\nIts options: suffix, weight",
-            id="misspelt_option",
+            id="misspelled_option",
         ),
         pytest.param(
             "WithOptions",
@@ -437,7 +437,7 @@ def test_options_reach_classes_and_functions(spec):
             "reward 'scaled' has no option 'facto'. Did you mean 'factor'?",
             id="function_option",
         ),
-        pytest.param("lenght", {}, "no 'lenght' in it. Did you mean 'length'?", id="misspelt_function"),
+        pytest.param("lenght", {}, "no 'lenght' in it. Did you mean 'length'?", id="misspelled_function"),
         pytest.param("SOURCE", {}, "no 'SOURCE' in it.", id="no_such_name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which columns a reward asks for, and how functions written for other trainers are called."""
+"""Columns that rewards read, and calls of rewards that were written for other trainers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AsyncMethod:
         pytest.param(trl_without_prompts, "trl", True, False, set(), id="trl_without_prompts"),
     ],
 )
-def test_signature_is_recognised_by_parameters(function, convention, is_batched, is_async, columns):
+def test_signature_is_recognized_by_parameters(function, convention, is_batched, is_async, columns):
     signature = read_signature(function)
 
     assert (signature.convention, signature.batched, signature.is_async) == (convention, is_batched, is_async)

@@ -1,4 +1,4 @@
-"""The built-in rewards, and how outcomes become numbers."""
+"""The built-in rewards, and the conversion of outcomes to numbers."""
 
 from __future__ import annotations
 

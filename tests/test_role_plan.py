@@ -1,4 +1,4 @@
-"""Roles as data: what a RoleSpec says, which roles receive weights, and the examples that add roles."""
+"""Roles as data: the fields of a RoleSpec, roles that receive weights, and examples that add roles."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from rlcore_tests.runs import metrics, small_run
 from safetensors.torch import load_file
 
 from rlcore.algorithms.grpo import GRPO
@@ -16,7 +17,6 @@ from rlcore.config.build import build
 from rlcore.config.schema import Config
 from rlcore.errors import ConfigError, RunError
 from rlcore.protocols.algorithm import RoleSpec
-from rlcore.testing.runs import metrics, small_run
 from rlcore.trainer.role_plan import plan_models, plan_roles
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.step import Step
@@ -55,25 +55,25 @@ def test_the_kind_of_worker_decides_what_a_spec_leaves_open():
     [
         pytest.param(
             [ACTOR, RoleSpec(name="rollout", worker="rollout", weights_from="acter")],
-            "role 'rollout' wants the weights of 'acter', but this run has no role 'acter'. Did you mean 'actor'?\n"
+            "role 'rollout' has weights_from='acter', but this run has no role 'acter'. Did you mean 'actor'?\n"
             "Roles with weights: actor",
             id="unknown-source",
         ),
         pytest.param(
             [ACTOR, RoleSpec(name="teacher", worker="reference", weights_from="reward")],
-            "role 'teacher' wants the weights of 'reward', but this run gives 'reward' no weights.\n"
+            "role 'teacher' has weights_from='reward', but this run has no weights of 'reward' to send.\n"
             "Roles with weights: actor",
             id="source-without-weights",
         ),
         pytest.param(
             [ACTOR, RoleSpec(name="reward", worker="reward", weights_from="actor")],
-            "role 'reward' wants the weights of 'actor', but a worker of kind 'reward' cannot load any\n"
+            "role 'reward' has weights_from='actor', but a worker of kind 'reward' cannot load weights\n"
             'Use a kind with a model, such as worker="reference"',
             id="target-without-a-model",
         ),
         pytest.param(
             [ACTOR, RoleSpec(name="slow", worker="critic", loss="", weights_from="actor")],
-            "role 'slow' wants the weights of 'actor', but value heads are not sent\n"
+            "role 'slow' has weights_from='actor', but value heads are not sent\n"
             'Use a kind without a value head, such as worker="reference"',
             id="target-with-a-value-head",
         ),
@@ -109,10 +109,13 @@ def test_a_spec_that_cannot_work_is_refused(specs, message):
 
 
 class Plain:
-    """A worker without a base class."""
+    """Worker without a base class."""
 
     def __init__(self, context):
         self.mesh = Mesh(dp_size=context.world_size)
+
+    def abort(self):
+        """Do nothing: no call runs."""
 
     def close(self):
         """Free nothing."""
@@ -181,7 +184,9 @@ def test_a_role_without_a_model_starts_from_that_of_its_source(assets, tmp_path)
 
 
 class Quiet:
-    """A group without hosts, and a transfer that notes what is sent."""
+    """Group without hosts, and a transfer that records what is sent."""
+
+    pool, meshes = "main", ()
 
     def __init__(self, worker_class=ReferenceWorker):
         self.worker_class, self.sent = worker_class, []

@@ -1,4 +1,4 @@
-"""What the rollout worker accepts from an engine: one sample for each request, whatever the order."""
+"""Samples that the rollout worker accepts from an engine: one for each request, in any order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.workers.rollout import _drain, samples_batch
 
 
 class Engine:
-    """Answers with samples of these request ids."""
+    """Engine that returns samples with these request ids."""
 
     mesh = Mesh(rank=0, world_size=1, dp_rank=0, dp_size=1)
 
@@ -28,9 +28,11 @@ REQUESTS = [Request(request_id=i, prompt_ids=[1], sampling=Sampling(), seed=i) f
 
 
 def test_samples_come_back_in_the_order_of_the_requests():
-    samples = asyncio.run(_drain(Engine(2, 0, 1), REQUESTS))
+    drawn = []
+    samples = asyncio.run(_drain(Engine(2, 0, 1), REQUESTS, drawn.append))
 
     assert [sample.request_id for sample in samples] == [0, 1, 2]
+    assert [sample.request_id for sample in drawn] == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_samples_come_back_in_the_order_of_the_requests():
 )
 def test_a_sample_too_few_or_too_many_is_an_error_of_the_engine(answers, fault):
     with pytest.raises(RuntimeError, match=f"Engine returned {fault}"):
-        asyncio.run(_drain(Engine(*answers), REQUESTS))
+        asyncio.run(_drain(Engine(*answers), REQUESTS, [].append))
 
 
 def test_every_token_keeps_the_version_that_drew_it():

@@ -1,4 +1,4 @@
-"""Drawing tokens: exactly the documented distribution, and the same token whoever else is in the batch."""
+"""Sampling of tokens: exactly the documented distribution, independent of the rest of the batch."""
 
 import math
 
@@ -34,7 +34,7 @@ def kept(logits, **options):
 
 
 def draws(logits, number, **options):
-    """Tokens [number] and log-probs, one seed each."""
+    """Return [number] tokens and their log-probs, one seed each."""
     asked = arrays(*[Sampling(**options)] * number)
     return draw(logits.expand(number, -1), asked, torch.full((number,), 5))
 
@@ -175,7 +175,7 @@ def test_reported_log_prob_is_that_before_any_truncation(options):
     assert len(set(tokens.tolist())) > 1
 
 
-def test_token_does_not_depend_on_the_neighbours_in_the_batch():
+def test_token_does_not_depend_on_the_neighbors_in_the_batch():
     logits = 2 * torch.randn(12, 50, generator=torch.Generator().manual_seed(0))
     positions = torch.arange(12) * 3
     options = [Sampling(), Sampling(top_k=5), Sampling(top_p=0.7), Sampling(min_p=0.2), Sampling(temperature=0.0)]
@@ -203,7 +203,7 @@ def test_batch_larger_than_a_chunk_is_drawn_in_parts_with_the_same_result(monkey
 
 
 def splitmix64(state):
-    """The generator as published, on Python's unbounded integers: the finaliser of state + golden ratio."""
+    """Compute the generator as published, with Python integers: the finalizer of state + golden ratio."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64

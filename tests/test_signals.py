@@ -1,4 +1,4 @@
-"""A signal ends the run even if Python drops its exception, but not in the middle of Ray's start."""
+"""A signal ends the run even if Python drops its exception, but not while Ray starts."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""Log-probs and entropy from hidden states: the textbook formulas in float64, for every family's kind of logits."""
+"""Log-probs and entropy from hidden states equal the definitions in float64, for the logits of every family."""
 
 import math
 
@@ -22,7 +22,7 @@ def make_head(kind):
 
 
 def some_tokens(model, number=23):
-    """Hidden states [n, 32] that a model really has, and other tokens as targets [n]."""
+    """Return hidden states [n, 32] of a real model, and other tokens [n] as targets."""
     ids = torch.tensor(random_ids([number], seed=2))
     with torch.no_grad():
         hidden = hidden_states(model, ids, Packing([number], "cpu"))
@@ -30,7 +30,7 @@ def some_tokens(model, number=23):
 
 
 def reference(model, hidden, targets, temperature):
-    """Log-probs and entropy [n] by definition, from all logits, in float64."""
+    """Compute [n] log-probs and entropy by definition, from all logits, in float64."""
     logits = hidden.double() @ model.get_output_embeddings().weight.double().T
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap is not None:

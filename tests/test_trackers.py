@@ -1,4 +1,4 @@
-"""Trackers write to real files and a real (if captured) console."""
+"""Trackers write to real files and a real, captured console."""
 
 import io
 import json
@@ -11,9 +11,12 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
+from rlcore_tests.runs import small_run
 
+from rlcore.cli.train import run as train
 from rlcore.errors import UserError
 from rlcore.protocols.tracker import RunInfo, SampleRecord
 from rlcore.testing.waiting import HANG_S
@@ -52,7 +55,7 @@ def jsonl(info, resume_step=None):
 
 
 def strict(path):
-    """The lines of a file, read by a parser that refuses NaN and Infinity as other languages do."""
+    """Read the lines of a file with a strict JSON parser, which refuses NaN and Infinity."""
 
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
@@ -188,7 +191,7 @@ def test_a_resume_without_earlier_files_begins_them(info):
 
 
 class Clock:
-    """time.monotonic by hand."""
+    """Replacement for time.monotonic that a test advances."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -201,7 +204,7 @@ def clock(monkeypatch):
 
 
 def console(info, *, terminal, live=True, width=100):
-    """A tracker, and where it writes."""
+    """Return a tracker and the console that it writes to."""
     out = io.StringIO()
     made = Console(
         file=out, force_terminal=terminal, width=width, height=40, color_system=None, highlight=False,
@@ -214,7 +217,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def last_frame(out):
-    """The last panel that was drawn, as a person sees it."""
+    """Return the text of the last panel that was drawn."""
     return ESCAPES.sub("", out.getvalue()).rpartition("╭")[2]
 
 
@@ -453,6 +456,7 @@ def test_tensorboard_events_can_be_read(info):
     for step in range(1, 4):
         tracker.log(step, {"reward/mean": step / 4})
     tracker.log_samples(3, [SAMPLE])
+    tracker.log_distributions(3, {"reward": np.array([0.0, 1.0, 1.0]), "response_length": np.array([])})
     tracker.finish({})
     tracker.finish({})
 
@@ -460,7 +464,21 @@ def test_tensorboard_events_can_be_read(info):
 
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5), (3, 0.75)]
     assert "run.seed: 7" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert "4, ∑" in events.Tensors("sample/0/text_summary")[0].tensor_proto.string_val[0].decode()
+    table = events.Tensors("samples/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| prompt | completion |" in table
+    assert "| 2 + 2 = | 4, ∑⏎ | stop | 1.0 | 1.0 | None |" in table
+    assert events.Histograms("distribution/reward")[0].histogram_value.num == 3
+
+
+def test_a_run_shows_the_distribution_of_all_samples(tmp_path):
+    pytest.importorskip("tensorboard")
+    train(small_run(tmp_path, "trackers=tensorboard", "data.eval=", steps=2), dry_run=False)
+
+    events = read_events(RunInfo(name="r", directory=tmp_path / "r", total_steps=2))
+
+    for name in ("reward", "response_length"):
+        last = events.Histograms(f"distribution/{name}")[-1]
+        assert (last.step, last.histogram_value.num) == (2, 32)
 
 
 def test_tensorboard_hides_steps_abandoned_by_a_resume(info):
@@ -486,14 +504,16 @@ def read_events(info):
 WANDB_RUN = """
 import sys
 from pathlib import Path
+import numpy as np
 from rlcore.protocols.tracker import RunInfo, SampleRecord
 from rlcore.trackers.wandb import WandbConfig, WandbTracker
 
 run = RunInfo(name="offline-run", directory=Path(sys.argv[1]), total_steps=2)
-tracker = WandbTracker(WandbConfig(mode=sys.argv[2]), run)
+tracker = WandbTracker(WandbConfig(mode=sys.argv[2], entity="team", group="seeds", tags=("small",)), run)
 tracker.start({"run.seed": 7}, resume_step=None)
 tracker.log(1, {"reward/mean": 0.25})
 tracker.log_samples(1, [SampleRecord(step=1, prompt="2 + 2 =", completion="4", reward=1.0, prompt_id=0, sample_id=0)])
+tracker.log_distributions(1, {"reward": np.array([0.0, 1.0, 1.0]), "response_length": np.array([])})
 tracker.finish({"steps": 1, "error": None})
 """
 
@@ -517,7 +537,8 @@ def test_wandb_offline_leaves_a_run_that_can_be_synced(tmp_path):
 
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    assert b"reward/mean" in file.read_bytes()
+    for text in (b"reward/mean", b"distribution/reward", b"team", b"seeds", b"small"):
+        assert text in file.read_bytes()
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/samples_*.json"))
 
 

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, give the same results on both runtimes, and resume where they stopped."""
+"""Complete runs: they learn, give the same results on both runtimes, and resume exactly."""
 
 import json
 import os
@@ -10,10 +10,10 @@ import uuid
 from pathlib import Path
 
 import pytest
+from rlcore_tests.runs import metrics, small_run
 
 from rlcore.cli.train import run as train
 from rlcore.errors import ConfigError, RunError
-from rlcore.testing.runs import metrics, small_run
 from rlcore.testing.waiting import HANG_S, wait_until
 
 FAULTS = Path(__file__).with_name("faults.py")
@@ -175,6 +175,27 @@ class Ends:
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
+def test_an_error_of_saving_does_not_hide_the_error_that_ended_the_run(tmp_path):
+    (tmp_path / "mine.py").write_text("""
+import itertools
+from rlcore.backends.local import LocalBackend
+from rlcore.errors import ModelError
+calls = itertools.count()
+def score(completion):
+    assert next(calls) < 60, "not today"
+    return 1.0
+class Unsaved(LocalBackend):
+    def save(self, directory):
+        raise ModelError("the tokenizer is gone")
+""")
+    mine = [f"reward={tmp_path}/mine.py:score", "reward.on_error=raise", f"backend={tmp_path}/mine.py:Unsaved"]
+    with pytest.raises(RunError, match="not today") as raised:
+        train(small_run(tmp_path, *mine, steps=4), dry_run=False)
+    first, *_, last = raised.value.__notes__
+    assert first == "while handling this error: ModelError: the tokenizer is gone"
+    assert last == "checkpoint of step 1 could not be written. There is no earlier one."
+
+
 def test_hooks_receive_the_samples_of_every_evaluation(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("""
@@ -192,6 +213,36 @@ class Sees:
 
     assert [(step, count) for step, _, count in seen] == [(0, 16), (2, 16), (3, 16)]
     assert [reward for _, reward, _ in seen] == pytest.approx(rewards)
+
+
+def test_hooks_receive_the_calls_of_steps_evaluations_and_checkpoints(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("""
+from rlcore import hookimpl
+class Sees:
+    @hookimpl
+    def rlcore_step_end(self, run, step, calls, experience):
+        self.note(run, f"step {step} {len(experience)} advantage={'advantage' in experience}", calls)
+    @hookimpl
+    def rlcore_evaluated(self, run, step, calls):
+        self.note(run, f"evaluation {step}", calls)
+    @hookimpl
+    def rlcore_checkpoint_saved(self, run, step, calls):
+        self.note(run, f"checkpoint {step}", calls)
+    def note(self, run, what, calls):
+        names = [call.name for call in calls if call.pool]
+        with (run.directory / "seen.txt").open("a") as seen:
+            print(what, *dict.fromkeys(names), file=seen)
+""")
+    more = ["algorithm.minibatches=1", "algorithm.skip_zero_variance_groups=false", "checkpoint.every_steps=1"]
+    train(small_run(tmp_path, f"plugins.hooks=['{file}:Sees']", *more, steps=1), dry_run=False)
+
+    assert (tmp_path / "r" / "seen.txt").read_text().splitlines() == [
+        "evaluation 0 rollout.generate reward.score",
+        "evaluation 1 rollout.generate reward.score",
+        "step 1 32 advantage=True rollout.generate reward.score actor.update weight sync reward.examples",
+        "checkpoint 1 actor.save actor.finish_save actor.saved",
+    ]
 
 
 @pytest.mark.parametrize("fault", ["DiesInStep", "DiesWhileSaving"])

@@ -1,4 +1,4 @@
-"""The comparison of ranks with `local`: it passes what is equal and sees each thing that is not."""
+"""The comparison of ranks with `local` accepts equal reports and detects each difference."""
 
 import copy
 
@@ -13,7 +13,7 @@ from rlcore.testing.training import FAMILIES, GENTLE, check_equal, follow, make_
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What `local` sees of three steps."""
+    """Return the report of `local` after three steps."""
     directory = tmp_path_factory.mktemp("whole")
     path = save_model("qwen2", directory / "model")
     backend = LocalBackend(
@@ -24,7 +24,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def ranks(whole, tmp_path):
-    """What two ranks would see of the same."""
+    """Return the reports that two ranks would give of the same steps."""
     outputs = torch.split(torch.tensor(whole["outputs"]), make_batch().lengths.tolist())
     file = tmp_path / "ranks.safetensors"
     save_file(load_file(whole["file"]), file)
@@ -54,6 +54,10 @@ def lose_a_loss(ranks):
 
 def halve_a_norm(ranks):
     ranks[1]["history"][1][1] /= 2
+
+
+def change_the_first_norm(ranks):
+    ranks[0]["history"][0][1] *= 1 + 5e-5
 
 
 def keep_the_rate(ranks):
@@ -86,6 +90,7 @@ def lose_a_weight(ranks):
         swap_rows,
         lose_a_loss,
         halve_a_norm,
+        change_the_first_norm,
         keep_the_rate,
         return_twice,
         give_other_weights,

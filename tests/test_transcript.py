@@ -1,4 +1,4 @@
-"""Transcripts become rows: one response to a prompt, and episodes with several."""
+"""Conversion of transcripts to rows: single responses, and episodes with several."""
 
 import torch
 
@@ -36,6 +36,7 @@ def test_two_turns_and_an_aborted_sample_become_rows():
     assert batch["sample_id"].tolist() == [8, 9]
     assert batch["num_loss_tokens"].tolist() == [3, 0]
     assert batch["policy_version"].tolist() == [5, 0]
+    assert batch["first_version"].tolist() == [3, 0]
     assert batch["truncated"].tolist() == [True, False]
     assert batch["finish_reason"].tolist() == ["length", "abort"]
     assert batch["num_turns"].tolist() == [2, 0]
@@ -48,9 +49,13 @@ def test_no_transcripts_give_columns_of_the_same_types():
     batch = transcripts_batch(prompts, 4, [])
 
     assert len(batch) == 0
-    assert {name: batch[name].dtype for name in ("input_ids", "loss_mask", "rollout_log_probs", "token_version")} == {
+    assert {
+        name: batch[name].dtype
+        for name in ("input_ids", "loss_mask", "rollout_log_probs", "token_version", "first_version")
+    } == {
         "input_ids": torch.int64,
         "loss_mask": torch.bool,
         "rollout_log_probs": torch.float32,
         "token_version": torch.int64,
+        "first_version": torch.int64,
     }

@@ -1,4 +1,4 @@
-"""Weight transfer between pools: complete or an error, in buckets, and again after a failure."""
+"""Weight transfer between pools: complete or an error, in buckets, and usable after a failure."""
 
 import logging
 import weakref
@@ -6,31 +6,26 @@ import weakref
 import pytest
 import ray
 import torch
+from rlcore_tests.runs import metrics, small_run
 from safetensors.torch import load_file, save_file
 
-from rlcore.algorithms.grpo import GRPOConfig
-from rlcore.backends.local import LocalConfig
 from rlcore.cli.train import run as train
 from rlcore.controller.group import spawn
 from rlcore.controller.make import make_runtime
-from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import LocalStore, RuntimeConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
+from rlcore.controller.runtime import LocalStore
 from rlcore.controller.transfer import Collective, InProcess, ObjectStore
 from rlcore.errors import ConfigError, HostDied, ModelError
-from rlcore.protocols.backend import ModelConfig, OptimizerConfig
-from rlcore.registry import resolve
-from rlcore.testing.runs import metrics, small_run
 from rlcore.testing.training import make_batch, save_model
 from rlcore.testing.waiting import HANG_S
-from rlcore.workers.model import ModelOptions, TrainedWorker
 from rlcore.workers.policy import PolicyWorker, ReferenceWorker
-from tests.workers import Giver, Taker, some_weights
+from tests.workers import Giver, Taker, model_group, some_weights
 
 BUCKET = 2048
 
 
 def start(name):
-    """Two pools of two hosts, on a machine that may have two cores."""
+    """Start a runtime with two pools of two hosts, whatever the number of cores."""
     if name == "ray" and not ray.is_initialized():
         ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
     runtime = make_runtime(RuntimeConfig(name=name, call_timeout_s=HANG_S))
@@ -155,7 +150,7 @@ def test_the_group_is_built_once(runtimes, monkeypatch):
 
 
 class CountingStore(LocalStore):
-    """Counts the stored bytes that are still referenced."""
+    """Store that counts the bytes that are still referenced."""
 
     def __init__(self):
         self.live, self.most = weakref.WeakSet(), 0
@@ -209,22 +204,6 @@ def test_an_impossible_transfer_method_is_refused_with_a_possible_one():
         InProcess(source=source, target=other)
 
 
-def model_group(worker, runtime, pool, path):
-    options = ModelOptions(
-        backend=resolve("backend", "local").spec,
-        backend_config=LocalConfig(),
-        model=ModelConfig(path=path),
-        optimizer=OptimizerConfig(),
-        algorithm=resolve("algorithm", "grpo").spec,
-        algorithm_config=GRPOConfig(),
-        loss="loss" if issubclass(worker, TrainedWorker) else "",
-        temperature=1.0,
-        total_steps=1,
-        seed=0,
-    )
-    return spawn(worker, runtime, role=worker.__name__, pool=pool, options={"options": options})
-
-
 @pytest.mark.parametrize(("way", "pool"), [(InProcess, "a"), (ObjectStore, "b")])
 def test_a_model_copies_and_mixes_in_the_weights_of_another_model(way, pool, tmp_path):
     runtime = make_runtime(RuntimeConfig(name="local"))
@@ -250,7 +229,7 @@ def test_a_model_copies_and_mixes_in_the_weights_of_another_model(way, pool, tmp
 
 
 class HalfAPolicy(PolicyWorker):
-    """Streams some of its weights, then fails."""
+    """Backend that sends some of its weights, then fails."""
 
     def weights(self):
         yield from list(super().weights())[:3]

@@ -16,7 +16,7 @@ UNSHARE = ["unshare", "-rnmpf", "--kill-child", "--mount-proc"]
 
 
 def why_not():
-    """Why this machine cannot pretend to be two; empty if it can."""
+    """Reason why this machine cannot emulate two, or empty."""
     missing = [tool for tool in ("unshare", "ip", "bash") if shutil.which(tool) is None]
     if missing:
         return f"no {' and no '.join(missing)} command"
@@ -32,7 +32,7 @@ def why_not():
 
 @pytest.fixture(scope="module")
 def on_two_machines():
-    """Run tests/two_machines.py on both, with these arguments; return what the first printed."""
+    """Run tests/two_machines.py on both machines; return the output of the first."""
     reason = why_not()
     if reason:
         pytest.skip(reason)

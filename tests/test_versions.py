@@ -1,4 +1,4 @@
-"""What a plugin's own metadata asks for, compared with what is installed."""
+"""Requirements in the metadata of plugins, compared with the installed versions."""
 
 import importlib_metadata as metadata
 import pytest
@@ -11,7 +11,7 @@ REQUIRES = ["numpy>=1", "peft>=0.21 ; extra == 'lora'"]
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Name -> version of what is there; REQUIRES is what the package asks for."""
+    """Package -> installed version; REQUIRES are the package's requirements."""
     found = {"numpy": "2.1", "peft": "0.22"}
 
     def version(name):

@@ -1,4 +1,4 @@
-"""The programs that test_two_machines.py runs: `head` and `broadcast 0` on the first machine, the others on the second.
+"""Programs of test_two_machines.py: `head` and `broadcast 0` run on the first machine, the others on the second.
 
 The first prints each result as a line of JSON. Both see /run, which lasts as long as the test.
 """
@@ -61,9 +61,9 @@ def collective():
 
 @contextmanager
 def started(**pools):
-    """A runtime with these pools."""
+    """Return a runtime with these pools."""
     from rlcore.controller.make import make_runtime
-    from rlcore.controller.runtime import RuntimeConfig
+    from rlcore.controller.pool import RuntimeConfig
 
     runtime = make_runtime(RuntimeConfig(address=f"{FIRST}:6399", start_timeout_s=60, call_timeout_s=20))
     try:
@@ -94,14 +94,14 @@ def broadcast(rank):
 
 
 def leave(name, value=None):
-    """Write a value for the other machine."""
+    """Write a value for the other machine to read."""
     path = Path("/run", name)
     path.with_suffix(".new").write_text(json.dumps(value))
     path.with_suffix(".new").rename(path)
 
 
 def find(name, seconds):
-    """Return what the other machine left."""
+    """Read a value that the other machine has written."""
     deadline = time.monotonic() + seconds
     while not Path("/run", name).exists():
         assert time.monotonic() < deadline, f"the other machine did not get to '{name}' within {seconds} s"

@@ -1,4 +1,4 @@
-"""Workers that tests spawn; a module of its own, so that hosts can import it by name."""
+"""Workers for tests, in a separate module so that hosts can import it by name."""
 
 import os
 import signal
@@ -6,14 +6,20 @@ import time
 
 import torch
 
+from rlcore.algorithms.grpo import GRPOConfig
+from rlcore.backends.local import LocalConfig
 from rlcore.controller.dispatch import dispatch
+from rlcore.controller.group import spawn
 from rlcore.data.batch import Batch
+from rlcore.protocols.backend import ModelConfig, OptimizerConfig
+from rlcore.registry import resolve
 from rlcore.types import Mean, Mesh
 from rlcore.workers.base import Worker
+from rlcore.workers.model import ModelOptions, TrainedWorker
 
 
 class Echo(Worker):
-    """Gives back what it gets."""
+    """Worker that returns its arguments."""
 
     @dispatch("dp")
     def echo(self, batch: Batch) -> Batch:
@@ -66,11 +72,11 @@ class Echo(Worker):
             os._exit(3)
 
     def not_marked(self) -> None:
-        """Not for groups."""
+        """Method that groups do not call."""
 
 
 class SlowToStart(Echo):
-    """Takes a minute to be made, as an engine that compiles does."""
+    """Worker whose creation takes a minute, like that of an engine that compiles."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -78,7 +84,7 @@ class SlowToStart(Echo):
 
 
 class Twins(Echo):
-    """Two ranks of each data-parallel share, as tensor parallelism has them; the first of each returns."""
+    """Worker with two ranks per data-parallel share, as in tensor parallelism; the first of each returns."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -92,7 +98,7 @@ class Twins(Echo):
 
 
 def some_weights(scale):
-    """Several dtypes and shapes: no numbers, one number, and one that is larger than the buckets of the tests."""
+    """Return weights of several dtypes and shapes: empty, a scalar, and one larger than the tests' buckets."""
     return {
         "a": torch.arange(7) * scale,
         "half": (torch.arange(15).view(3, 5) * scale).to(torch.bfloat16),
@@ -104,7 +110,7 @@ def some_weights(scale):
 
 
 class Giver(Worker):
-    """Has weights that travel; every rank walks, and walks in step."""
+    """Worker that sends weights; all ranks iterate over them together."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -127,7 +133,7 @@ class Giver(Worker):
 
 
 class Taker(Worker):
-    """Gets them; says what it has, and whether the last load came to its end."""
+    """Worker that receives weights and reports whether the last load was complete."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -139,7 +145,7 @@ class Taker(Worker):
 
     @dispatch("all")
     def state(self) -> tuple[int, bool, bool]:
-        """Version, whether the load ended, and whether what it brought is `some_weights(version)`, bit for bit."""
+        """Return the version, whether the load was complete, and whether it equals `some_weights(version)` exactly."""
         wanted = some_weights(self.version)
         same = list(self.held) == list(wanted) and all(
             tensor.dtype == self.held[name].dtype and torch.equal(tensor, self.held[name])
@@ -162,7 +168,7 @@ class Taker(Worker):
 
 
 class RankZero:
-    """A custom dispatch mode that calls only rank 0."""
+    """Custom dispatch mode that calls only rank 0."""
 
     def split(self, call, meshes):
         return [call, *[None] * (len(meshes) - 1)]
@@ -172,7 +178,7 @@ class RankZero:
 
 
 class RoundRobin:
-    """A custom dispatch mode in two functions: rows are dealt like cards."""
+    """Custom dispatch mode that assigns rows to ranks in turn."""
 
     def split(self, call, meshes):
         (batch,) = call.args
@@ -180,3 +186,20 @@ class RoundRobin:
 
     def collect(self, outputs, meshes):
         return [output.fetch("seen_by").tolist() for output in outputs]
+
+
+def model_group(worker, runtime, pool, path):
+    """Spawn workers with a model; a trained one learns with GRPO."""
+    options = ModelOptions(
+        backend=resolve("backend", "local").spec,
+        backend_config=LocalConfig(),
+        model=ModelConfig(path=path),
+        optimizer=OptimizerConfig(),
+        algorithm=resolve("algorithm", "grpo").spec,
+        algorithm_config=GRPOConfig(),
+        loss="loss" if issubclass(worker, TrainedWorker) else "",
+        temperature=1.0,
+        total_steps=1,
+        seed=0,
+    )
+    return spawn(worker, runtime, role=worker.__name__, pool=pool, options={"options": options})

@@ -23,7 +23,7 @@ def group_variance(values: Tensor, group_id: Tensor) -> Tensor:
     return group_mean((values - group_mean(values, group_id)) ** 2, group_id)
 
 
-def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, eps: float = 1e-6) -> Tensor:
+def group_normalized(reward: Tensor, group_id: Tensor, *, by_std: bool = True, eps: float = 1e-6) -> Tensor:
     """Return A_i = (r_i - mean of its group) / (std of its group + eps), [B] float32.
 
     GRPO, arXiv 2402.03300, section 4.1.2, with the sample standard deviation (n - 1) used by its reference
@@ -31,12 +31,12 @@ def group_normalised(reward: Tensor, group_id: Tensor, *, by_std: bool = True, e
     division (Dr. GRPO, arXiv 2503.20783).
     """
     reward = reward.double()
-    centred = reward - group_mean(reward, group_id)
+    centered = reward - group_mean(reward, group_id)
     if by_std:
         size = group_size(group_id)
         unbiased = group_variance(reward, group_id) * size / (size - 1).clamp(min=1)
-        centred = centred / (unbiased.sqrt() + eps)
-    return centred.float()
+        centered = centered / (unbiased.sqrt() + eps)
+    return centered.float()
 
 
 def gae(

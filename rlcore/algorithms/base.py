@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcore.algorithms.correction import CorrectionConfig, correct, with_effective_size
 from rlcore.algorithms.kl import KLConfig, KLController, kl_estimate
 from rlcore.algorithms.losses import clipped_policy_loss
 from rlcore.data.batch import Batch
@@ -57,6 +58,7 @@ class PolicyGradientConfig(EpochsConfig):
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     kl: KLConfig = field(default_factory=KLConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
     def __post_init__(self) -> None:
         EpochsConfig.__post_init__(self)  # super() fails here, because slots=True replaces the class
@@ -166,6 +168,11 @@ class PolicyGradient(Epochs):
         """True if the KL penalty is subtracted from the reward."""
         return bool(self.config.kl.where == "reward" and self.needs_reference)
 
+    @property
+    def corrects(self) -> bool:
+        """True if importance weights account for samples of older weights."""
+        return bool(self.config.correction.weight != "none")
+
     def roles(self) -> Sequence[RoleSpec]:
         reference = [RoleSpec(name="reference", worker="reference")] if self.needs_reference else []
         return [RoleSpec(name="actor", worker="policy"), *reference, RoleSpec(name="rollout", worker="rollout")]
@@ -173,19 +180,25 @@ class PolicyGradient(Epochs):
     def reads(self) -> Mapping[str, Sequence[str]]:
         old = [] if self.on_policy else ["old_log_probs"]
         reference = ["ref_log_probs"] if self.needs_reference else []
-        return {"actor": [self.advantage_column, *old, *reference]}
+        engine = ["rollout_log_probs"] if self.config.correction.active else []
+        return {"actor": [self.advantage_column, *old, *reference, *engine]}
 
     def writes(self) -> Sequence[str]:
         return [self.advantage_column, *([] if self.on_policy else ["old_log_probs"])]
 
+    def update(self, roles: Roles, experience: Batch) -> Metrics:
+        return with_effective_size(super().update(roles, experience))
+
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
-        """Return the policy terms, minus the entropy bonus, plus the KL penalty if `kl.where` is loss."""
+        """Return the corrected policy terms, minus the entropy bonus, plus the KL penalty if `kl.where` is loss."""
         config = self.config
         log_probs, entropy = out.log_probs, out.entropy
         assert log_probs is not None, "the actor's outputs have log-probs"
         assert entropy is not None, "the actor's outputs have the entropy"
         old = log_probs.detach() if self.on_policy else batch["old_log_probs"]
         terms, metrics = self.policy_loss(log_probs, old, batch)
+        terms, weights = correct(terms, old, batch, config.correction)
+        metrics |= weights
         if config.entropy_coefficient:
             terms = terms - config.entropy_coefficient * entropy
         metrics["entropy"] = entropy.detach()
@@ -197,7 +210,7 @@ class PolicyGradient(Epochs):
         return LossTerms(terms=terms, average=config.average, metrics=metrics)
 
     def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the policy gradient's terms, [T], and metrics; `loss` adds entropy bonus and KL penalty."""
+        """Return the policy gradient's terms, [T], and metrics, without correction, entropy bonus and KL penalty."""
         config = self.config
         loss = clipped_policy_loss(
             log_probs,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.advantages import group_normalised, group_variance
+from rlcore.algorithms.advantages import group_normalized, group_variance
 from rlcore.algorithms.base import PolicyGradient, PolicyGradientConfig, sequence_kl
 from rlcore.data.batch import Batch
 from rlcore.protocols.roles import Roles
@@ -30,7 +30,7 @@ from rlcore.types import Mean
 class GRPOConfig(PolicyGradientConfig):
     """Settings of GRPO."""
 
-    normalise_by_std: bool = True
+    normalize_by_std: bool = True
     """False together with average=seq-mean-token-sum gives Dr. GRPO (arXiv 2503.20783)."""
     skip_zero_variance_groups: bool = False
     """Skip prompts whose responses all have the same reward in the update."""
@@ -70,8 +70,8 @@ class GRPO(PolicyGradient):
 
     def with_advantages(self, roles: Roles, samples: Batch, reward: Tensor) -> Batch:
         """Add the column of advantages; `reward` [B] includes the KL penalty if `kl.where` is reward."""
-        by_std = self.config.normalise_by_std
-        return samples.with_rows(advantage=group_normalised(reward, samples.fetch("group_id"), by_std=by_std))
+        by_std = self.config.normalize_by_std
+        return samples.with_rows(advantage=group_normalized(reward, samples.fetch("group_id"), by_std=by_std))
 
     def _kl(self, roles: Roles, samples: Batch) -> Tensor:
         """Return the KL of each response to the reference, [B]; only these numbers reach the controller."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train a model",
     "eval": "score a model or a checkpoint on held-out prompts",
+    "rollout": "generate and score samples without training",
     "list-plugins": "list installed plugins without importing them",
     "config": "print the composed configuration and the source of each value",
     "export": "write a checkpoint as a Hugging Face directory",

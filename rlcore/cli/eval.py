@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
     if options.samples and not is_writable(options.samples.absolute().parent):
         raise ConfigError(f"--samples={options.samples} cannot be written\nType  --samples FILE")
-    with _located(options.model) as (model, base):
+    with located(options.model) as (model, base):
         metrics, seconds = _run(model, base, options.overrides, options.samples)
     if options.json:
         print(json.dumps(metrics | {"seconds": seconds}))
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 @contextmanager
-def _located(path: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+def located(path: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
     """Yield the model directory, and the settings of the run if it is a checkpoint, which is exported if needed."""
     from rlcore.trainer.export import export, find_checkpoint, is_model
 

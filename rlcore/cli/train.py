@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore.cli import make_parser
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlcore.config.schema import Config
     from rlcore.hooks.manager import Hooks
     from rlcore.trainer.plan import Plan
+    from rlcore.trainer.run import Run
 
 logger = logging.getLogger(__name__)
 _EXAMPLES = """\
@@ -41,9 +42,10 @@ def main(argv: Sequence[str]) -> int:
 
 def run(overrides: Sequence[str], *, dry_run: bool) -> int:
     """Plan and train, or with `dry_run` only print the plan; return the exit code."""
-    from rlcore.trainer.describe import describe
-
     plan, hooks = plan_run(overrides)
+    from rlcore.trainer.describe import describe
+    from rlcore.trainer.summary import summarize
+
     check_devices(plan)
     if not dry_run and not plan.config.run.name:
         plan = _in_a_new_directory(plan)
@@ -51,7 +53,7 @@ def run(overrides: Sequence[str], *, dry_run: bool) -> int:
     if dry_run:
         print("dry run: all checks passed; nothing was started")
         return 0
-    return _train(plan, hooks, overrides)
+    return start(plan, hooks, lambda run, error: summarize(run, overrides, error))
 
 
 def check_devices(plan: Plan) -> None:
@@ -67,9 +69,10 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     from rlcore.errors import ConfigError
     from rlcore.hooks.manager import Hooks
     from rlcore.quickstart import locate_assets
-    from rlcore.trainer.plan import make_plan
 
     config = locate_assets(compose(overrides).config, print)
+    from rlcore.trainer.plan import make_plan  # imports torch, so a wrong setting is reported first
+
     hooks = Hooks(config.plugins.hooks, config.plugins.on_hook_error)
     hooks.configure(config=config)
     directory = (Path(config.run.directory) / (config.run.name or _new_name(config, overrides))).absolute()
@@ -110,10 +113,10 @@ def _in_a_new_directory(plan: Plan) -> Plan:
         return plan
 
 
-def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
+def start(plan: Plan, hooks: Hooks, summary: Callable[[Run, BaseException | None], Mapping[str, Any]]) -> int:
+    """Train as planned, give trackers the summary, and return the exit code."""
     from rlcore.trainer.launch import launch
     from rlcore.trainer.loop import train
-    from rlcore.trainer.summary import summarise
 
     run = launch(plan, hooks)
     failure: BaseException | None = None
@@ -123,7 +126,7 @@ def _train(plan: Plan, hooks: Hooks, overrides: Sequence[str]) -> int:
         failure = error
         raise
     finally:
-        run.close(summarise(run, overrides, failure))
+        run.close(summary(run, failure))
     return 130 if run.signals.asked == signal.SIGINT else 0
 
 

@@ -26,11 +26,17 @@ PLUGIN_SECTIONS: Final = ("backend", "rollout", "algorithm", "environment")
 REQUIRED: Final = "<required>"
 """Placeholder for a required setting, if the config need not be complete."""
 
-_GROUPS: Final = ("preset", *PLUGIN_SECTIONS, "reward", "placement", "runtime")
+_GROUPS: Final = ("preset", *PLUGIN_SECTIONS, "reward", "placement", "schedule", "runtime")
 _NAMED: Final = (*PLUGIN_SECTIONS, "runtime")
 _WHOLE: Final = ("pools", "placement")
 """Sections that a YAML file replaces instead of merging: two maps of pools merged would be a map that nobody wrote."""
 _KEY_OF_GROUP: Final = {**{group: f"{group}.name" for group in _NAMED}, "reward": "reward.items"}
+_FILES_ONLY: Final = {
+    "preset": "path/to/file.yaml",
+    "placement": "'{default: POOL}'",
+    "schedule": "'{steps_ahead: 1, max_staleness: 1}'",
+}
+"""Group without plugins -> a value of one's own."""
 _OWN_CONF: Final = Path(__file__).parent / "conf"
 
 _log = logging.getLogger(__name__)
@@ -86,9 +92,26 @@ def compose(
         if item.key not in _GROUPS:
             stack.put(_nested(item.key, _value(item)), "command line", whole=False)
     _check_texts(stack.plain)
+    _drop_missing(stack.plain)
     config = build(Config, _resolved(stack.plain))
     providers = {field.name: ", ".join(stack.providers.get(field.name, ())) or "defaults" for field in fields(Config)}
     return Composed(config=config, plain=to_plain(config), providers=providers, overrides=tuple(overrides))
+
+
+def _drop_missing(plain: Mapping[str, Any]) -> None:
+    """Leave out hooks that are chosen as `name?` and not installed, and remove the mark from others."""
+    section = plain.get("plugins")
+    if isinstance(section, dict) and isinstance(chosen := section.get("hooks"), list):
+        present = [it for it in chosen if not _is_missing(it)]
+        section["hooks"] = [it.removesuffix("?") if isinstance(it, str) else it for it in present]
+
+
+def _is_missing(choice: Any) -> bool:
+    from rlcore.registry import catalog
+
+    if not isinstance(choice, str) or not choice.endswith("?"):
+        return False
+    return all(catalog().hidden(entry) for entry in catalog().find("hooks", choice.removesuffix("?")))
 
 
 def _check_texts(plain: Mapping[str, Any]) -> None:
@@ -276,8 +299,8 @@ def _check_name(group: str, text: str) -> None:
     if group == "runtime" or ":" in text:
         return
     files = list(presets(group))
-    if group in ("preset", "placement"):
-        own = "path/to/file.yaml" if group == "preset" else "'{default: POOL}'"
+    if group in _FILES_ONLY:
+        own = _FILES_ONLY[group]
         raise ConfigError(
             f"no {group} named '{text}'.{did_you_mean(text, files)}\n"
             f"There are: {', '.join(files)}.  For one of your own type  {group}={own}"

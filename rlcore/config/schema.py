@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
-from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import RuntimeConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.data.prompts import PromptOptions
-from rlcore.errors import require
+from rlcore.errors import require, require_at_least
 from rlcore.protocols.algorithm import EvalConfig
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 from rlcore.protocols.environment import EpisodeConfig
@@ -108,12 +107,37 @@ class TrainerConfig:
     """Samples logged per step, spread over as many prompts as possible."""
 
     def __post_init__(self) -> None:
-        require(self.steps >= 0, "steps", "0 or more", self.steps, 100)
+        require_at_least(self, steps=0, max_skipped_steps=1, log_samples=0)
         _require_count(self.prompts_per_step, "prompts_per_step", 32)
-        require(self.max_skipped_steps >= 1, "max_skipped_steps", "1 or more", self.max_skipped_steps, 3)
         require(self.warn_logprob_gap > 0, "warn_logprob_gap", "more than 0", self.warn_logprob_gap, 0.05)
         require(self.max_logprob_gap >= 0, "max_logprob_gap", "0 (only measured) or more", self.max_logprob_gap, 0.1)
-        require(self.log_samples >= 0, "log_samples", "0 or more", self.log_samples, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """Generation ahead of training; schedule=sync, pipelined and async are presets of these settings."""
+
+    steps_ahead: int = 0
+    """Steps for which responses are requested ahead, while earlier steps train; 0: generate, then train."""
+    max_staleness: int = 0
+    """Maximum number of steps between the weights that a step updates and those that generated any of its tokens."""
+    in_flight_updates: bool = False
+    """Send new weights while responses are generated; false: after the responses in flight are finished."""
+    record: bool = False
+    """Write the samples of every step to steps/ in the run's directory."""
+    replay: str = ""
+    """Directory of a run with recorded steps: train on their samples, without an engine."""
+
+    def __post_init__(self) -> None:
+        require(self.steps_ahead >= 0, "steps_ahead", "0 or more", self.steps_ahead, 1)
+        ahead, unused = self.steps_ahead, self.max_staleness or self.in_flight_updates
+        expected = "0 or 1 with in_flight_updates=false"
+        require(ahead <= 1 or self.in_flight_updates, "steps_ahead", expected, ahead, 1)
+        expected = "1 or more with max_staleness or in_flight_updates; schedule=sync resets them"
+        require(ahead > 0 or not unused, "steps_ahead", expected, ahead, 1)
+        fewest = f"schedule.steps_ahead={ahead} or more"
+        require(self.max_staleness >= ahead, "max_staleness", fewest, self.max_staleness, ahead)
+        require(not (self.record and self.replay), "record", "false with schedule.replay", "true", "false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +153,7 @@ class CheckpointConfig:
     step ends."""
 
     def __post_init__(self) -> None:
-        require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 50)
-        require(self.keep_last >= 1, "keep_last", "1 or more", self.keep_last, 2)
+        require_at_least(self, every_steps=0, keep_last=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +206,7 @@ class PluginsConfig:
     """Active hooks."""
 
     hooks: tuple[str, ...] = ()
-    """Names of the active hooks: plugins of kind `hooks`."""
+    """Names of the active hooks: plugins of kind `hooks`; `name?` is left out if it is not installed."""
     on_hook_error: Literal["raise", "warn"] = "raise"
     """Handling of an exception in a hook: stop the run or log a warning."""
 
@@ -198,6 +221,7 @@ class Config:
     run: RunConfig = RunConfig()
     sampling: SamplingConfig = SamplingConfig()
     trainer: TrainerConfig = TrainerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = CheckpointConfig()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
+import numpy as np
+
 from rlcore.controller.future import Future
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
@@ -36,16 +38,22 @@ class BoundMethod(Generic[P, R]):
 
 
 class DispatchedMethod(Generic[P, R]):
-    """A worker method with its dispatch mode, the columns that it reads, and whether it needs the device."""
+    """A worker method with its dispatch mode, the columns that it reads, and when it may be called."""
 
     def __init__(
-        self, function: Callable[..., R], mode: str, reads: tuple[str, ...] | None, on_device: bool = True
+        self,
+        function: Callable[..., R],
+        mode: str,
+        reads: tuple[str, ...] | None,
+        on_device: bool = True,
+        concurrent: bool = False,
     ) -> None:
         functools.update_wrapper(cast(Any, self), function)
         self.function = function
         self.mode = mode
         self.reads = reads
         self.on_device = on_device
+        self.concurrent = concurrent
 
     @overload
     def __get__(self, instance: None, owner: type) -> DispatchedMethod[P, R]: ...
@@ -56,7 +64,7 @@ class DispatchedMethod(Generic[P, R]):
 
 
 def dispatch(
-    mode: str, *, reads: Sequence[str] | None = None, on_device: bool = True
+    mode: str, *, reads: Sequence[str] | None = None, on_device: bool = True, concurrent: bool = False
 ) -> Callable[[Callable[Concatenate[Any, P], R]], DispatchedMethod[P, R]]:
     """Let groups call a worker method with this dispatch mode.
 
@@ -64,6 +72,7 @@ def dispatch(
         mode: name of a `dispatch` plugin: all, dp, dp_metrics, or one of your own.
         reads: columns that are sent to the method; None sends all.
         on_device: whether the method needs the device; if False, it may be called while the worker is offloaded.
+        concurrent: with runtime=ray, run the method in another thread, also while the worker executes another call.
 
     Example:
         >>> class Echo(Worker):
@@ -72,7 +81,7 @@ def dispatch(
         ...         return batch
     """
     columns = None if reads is None else tuple(reads)
-    return lambda function: DispatchedMethod(function, mode, columns, on_device)
+    return lambda function: DispatchedMethod(function, mode, columns, on_device, concurrent)
 
 
 class All:
@@ -121,6 +130,30 @@ class DataParallelMetrics(DataParallel):
 
     def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Metrics:
         return merge_metrics([output for _, output in _returned(outputs, meshes)])
+
+
+class PerEngine:
+    """Sends each row of the first argument to the engine that its row column `engine` names.
+
+    Engines without rows are not called. Without a batch, every rank gets the same call. Methods return None, or
+    (samples or None, list): all samples are concatenated, and all lists.
+    """
+
+    def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:
+        prompts = call.args[0]
+        if not isinstance(prompts, (Batch, BatchRef)):
+            return [call] * len(meshes)
+        engines = prompts.fetch("engine").numpy()
+        rows = [np.flatnonzero(engines == mesh.dp_rank) for mesh in meshes]
+        prompts = prompts.drop("engine")
+        return [Call((prompts.take(own), *call.args[1:]), call.kwargs) if len(own) else None for own in rows]
+
+    def collect(self, outputs: Sequence[Any], meshes: Sequence[Mesh]) -> Any:
+        returned = [output for _, output in _returned(outputs, meshes) if output is not None]
+        if not returned:
+            return None
+        samples = [samples for samples, _ in returned if samples is not None]
+        return BatchRef.cat(samples) if samples else None, [item for _, items in returned for item in items]
 
 
 def _sizes(batches: Mapping[str, Any], dp_size: int) -> Sequence[int]:

@@ -11,6 +11,7 @@ worker. A method that is not dispatched raises AttributeError before anything is
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from rlcore.controller.dispatch import DispatchedMethod
-from rlcore.controller.future import Future
+from rlcore.controller.future import Future, Interrupt
 from rlcore.controller.record import Record
 from rlcore.controller.ref import BatchRef
 from rlcore.controller.runtime import Runtime
@@ -40,13 +41,15 @@ class _Declared:
     signature: inspect.Signature
     reads: Sequence[str] | None
     on_device: bool
+    concurrent: bool
     doc: str | None
 
 
 @cache
 def _declared(method: DispatchedMethod[..., Any]) -> _Declared:
     mode: Dispatch = resolve("dispatch", method.mode).object()
-    return _Declared(mode, inspect.signature(method.function), method.reads, method.on_device, method.__doc__)
+    signature = inspect.signature(method.function)
+    return _Declared(mode, signature, method.reads, method.on_device, method.concurrent, method.__doc__)
 
 
 class GroupMethod:
@@ -72,13 +75,18 @@ class GroupMethod:
         )
         calls = self._method.mode.split(ready, group.meshes)
         group.record.num_bytes += sum(_num_bytes(call) for call in calls if call is not None)
+        action = "poll" if self._method.concurrent else "call"
+        submitted = time.time()
         with group.record.blocked() if group.runtime.inline else nullcontext():
             handles = {
-                rank: group.runtime.submit(group.pool, rank, "call", group.role, self._name, call)
+                rank: group.runtime.submit(group.pool, rank, action, group.role, self._name, call)
                 for rank, call in enumerate(calls)
                 if call is not None
             }
-        return Future(lambda: self._collect(handles))
+        return Future(
+            lambda interrupt: self._collect(handles, submitted, interrupt),
+            lambda: group.runtime.done(list(handles.values())),
+        )
 
     def _depart(self, value: Any) -> Any:
         """Convert a Batch to a reference with only the columns that the method reads, and `unit_id`."""
@@ -90,18 +98,23 @@ class GroupMethod:
         reads = self._group.reads.get(self._name, self._method.reads)
         return value if reads is None else value.select(*reads, *([UNIT] if UNIT in value else []))
 
-    def _collect(self, handles: Mapping[int, Any]) -> Any:
+    def _collect(self, handles: Mapping[int, Any], submitted: float, interrupt: Interrupt) -> Any:
         group, record = self._group, self._group.record
         what = f"{group.role}.{self._name}"
         if record.on_wait:
             record.on_wait(what)
+        waiting = submitted if group.runtime.inline else time.time()
         with record.blocked():
-            replies = group.runtime.wait(list(handles.values()), what, group.runtime.config.call_timeout_s)
-        record.spent(what, max(reply.seconds for reply in replies))
+            replies = group.runtime.wait(
+                list(handles.values()), what, group.runtime.config.call_timeout_s, interrupt=interrupt
+            )
+        record.ran(what, group.pool, dict(zip(handles, replies)), submitted, waiting)
         by_rank = dict(zip(handles, (self._arrive(reply.value) for reply in replies)))
         return self._method.mode.collect([by_rank.get(rank) for rank in range(len(group.meshes))], group.meshes)
 
     def _arrive(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(self._arrive, value))
         if not isinstance(value, BatchRef):
             return value
         self._group.record.num_bytes += value.num_bytes

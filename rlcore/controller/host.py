@@ -38,6 +38,8 @@ class HostInfo:
     device: str
     """cpu or cuda:0."""
     threads: int = 1
+    concurrent: bool = False
+    """True if calls may overlap with what workers do (runtime=ray)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Reply:
     seconds: float
     """Time spent by the host."""
     failure: Failure | None = None
+    begin: float = 0.0
+    """Start of the call in seconds since 1970, by the clock of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +92,27 @@ class Host:
         return self._guarded(f"{role}.__init__", lambda: self._create(role, spec, options))
 
     def call(self, role: str, method: str, call: Call) -> Reply:
-        """Call a worker. Batch references become batches; a resulting batch stays here, and a reference is returned."""
+        """Call a worker. Batch references become batches; resulting batches stay here, and references are returned."""
         return self._guarded(f"{role}.{method}", lambda: self._call(role, method, call))
 
-    def hand_over(self, source: str, target: str, version: int, mix: float = 1.0) -> Reply:
+    def poll(self, role: str, method: str, call: Call) -> Reply:
+        """Call a worker, also while it executes another call."""
+        return self.call(role, method, call)
+
+    def hand_over(self, source: str, target: str, version: int, mix: float, sampled: int | None) -> Reply:
         """Pass the weights of one worker to another worker on this host, tensor by tensor."""
         return self._guarded(
-            f"{target}.load_weights", lambda: self._load_weights(target, self._any(source).weights(), version, mix)
+            f"{target}.load_weights",
+            lambda: self._load_weights(target, self._weights(source, sampled), version, mix),
         )
 
-    def publish_weights(self, source: str, num_bytes: int) -> Reply:
+    def publish_weights(self, source: str, num_bytes: int, sampled: int | None) -> Reply:
         """Put the next bucket of a worker's weights in the store.
 
-        The reply is [(name, reference)], empty on ranks other than 0, and whether more buckets follow.
+        The reply is [(name, reference)], empty on ranks other than 0, and whether more buckets follow. `sampled` is
+        their version if an engine receives them.
         """
-        return self._guarded(f"{source}.weights", lambda: self._publish_weights(source, num_bytes))
+        return self._guarded(f"{source}.weights", lambda: self._publish_weights(source, num_bytes, sampled))
 
     def receive_weights(
         self, target: str, refs: list[tuple[str, Any]], version: int, timeout_s: float, mix: float = 1.0
@@ -132,9 +142,9 @@ class Host:
             "broadcast of weights", lambda: self._join_broadcast(route, address, port, rank, world_size, timeout_s)
         )
 
-    def send_weights(self, route: str, source: str, num_bytes: int) -> Reply:
+    def send_weights(self, route: str, source: str, num_bytes: int, sampled: int | None) -> Reply:
         """Broadcast a worker's weights; ranks outside the group only take part in gathering them."""
-        return self._guarded(f"{source}.weights", lambda: self._send_weights(route, source, num_bytes))
+        return self._guarded(f"{source}.weights", lambda: self._send_weights(route, source, num_bytes, sampled))
 
     def take_weights(self, route: str, target: str, version: int, mix: float = 1.0) -> Reply:
         """Load the weights that are broadcast."""
@@ -161,6 +171,11 @@ class Host:
             file.seek(0)
             return file.read()
 
+    def abort(self) -> None:
+        """Let workers cancel what a call waits for, so that it does not delay `close`."""
+        for worker in list(self._workers.values()):
+            worker.abort()
+
     def close(self) -> None:
         """Close all workers."""
         with ExitStack() as all_of_them:
@@ -171,7 +186,12 @@ class Host:
     def _create(self, role: str, spec: PluginSpec, options: dict[str, Any]) -> Mesh:
         worker_class: Any = load(spec, rank=self.info.rank, host=self.node)
         context = WorkerContext(
-            role=role, rank=self.info.rank, world_size=self.info.world_size, device=self.info.device, host=self.node
+            role=role,
+            rank=self.info.rank,
+            world_size=self.info.world_size,
+            device=self.info.device,
+            host=self.node,
+            concurrent=self.info.concurrent,
         )
         worker: Worker = worker_class(context, **options)
         self._workers[role] = worker
@@ -182,16 +202,27 @@ class Host:
         args = [self._arrive(value) for value in call.args]
         kwargs = {name: self._arrive(value) for name, value in call.kwargs.items()}
         result = getattr(worker, method)(*args, **kwargs)
-        return BatchRef.publish(result, self._store) if isinstance(result, Batch) else result
+        return tuple(map(self._depart, result)) if isinstance(result, tuple) else self._depart(result)
+
+    def _depart(self, value: Any) -> Any:
+        return BatchRef.publish(value, self._store) if isinstance(value, Batch) else value
 
     def _arrive(self, value: Any) -> Any:
         if isinstance(value, BatchRef):
             return BatchRef(value.row_lengths, value.near, value.far, self._store).local()
         return value
 
-    def _publish_weights(self, source: str, num_bytes: int) -> tuple[list[tuple[str, Any]], bool]:
+    def _weights(self, source: str, sampled: int | None) -> Iterator[tuple[str, Any]]:
+        """Return the weights of a worker, and tell it their version if an engine will sample with them."""
+        worker = self._any(source)
+        if sampled is not None:
+            worker.sampled_by_engine(sampled)
+        weights: Iterator[tuple[str, Any]] = worker.weights()
+        return weights
+
+    def _publish_weights(self, source: str, num_bytes: int, sampled: int | None) -> tuple[list[tuple[str, Any]], bool]:
         if self._outgoing is None:
-            self._outgoing = self._any(source).weights()
+            self._outgoing = self._weights(source, sampled)
         refs, size = [], 0
         for name, tensor in self._outgoing:  # every rank iterates: gathering a shard is collective
             size += tensor.nbytes
@@ -235,8 +266,8 @@ class Host:
             store, rank=rank, world_size=world_size, device=self.info.device, timeout_s=timeout_s
         )
 
-    def _send_weights(self, route: str, source: str, num_bytes: int) -> None:
-        weights = self._any(source).weights()
+    def _send_weights(self, route: str, source: str, num_bytes: int, sampled: int | None) -> None:
+        weights = self._weights(source, sampled)
         if route in self._broadcasts:
             self._broadcasts[route].send(weights, num_bytes)
             return
@@ -267,12 +298,13 @@ class Host:
         )
 
     def _guarded(self, what: str, action: Any) -> Reply:
-        start = time.perf_counter()
+        begin, start = time.time(), time.perf_counter()
         try:
-            return Reply(action(), time.perf_counter() - start)
+            return Reply(action(), time.perf_counter() - start, begin=begin)
         except Exception as error:
             where = f"{what}, rank {self.info.rank} of pool '{self.info.pool}' on {self.node}, pid {os.getpid()}"
-            return Reply(None, time.perf_counter() - start, Failure(_portable(error), traceback.format_exc(), where))
+            failure = Failure(_portable(error), traceback.format_exc(), where)
+            return Reply(None, time.perf_counter() - start, failure, begin)
 
 
 def _used_bytes(device: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlcore.controller.runtime import LocalRuntime, Runtime, RuntimeConfig
+from rlcore.controller.pool import RuntimeConfig
+from rlcore.controller.runtime import LocalRuntime, Runtime
 from rlcore.errors import ConfigError, did_you_mean
 
 

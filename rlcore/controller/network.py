@@ -52,7 +52,7 @@ def address_of(interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def address_towards(host: str) -> str:
+def address_toward(host: str) -> str:
     """Return the address from which this machine reaches another one.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Pools, sets of devices, and the check that a cluster can hold them."""
+"""Settings of pools and of the runtime, and the check that a cluster can hold the pools.
+
+The settings are here because this module does not import torch, so neither does composing a config.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlcore.errors import CapacityError, require
+from rlcore.errors import CapacityError, require, require_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +28,29 @@ class PoolConfig:
     """Interpreter of this pool's processes, by default the controller's. Python and Ray versions must be equal."""
 
     def __post_init__(self) -> None:
-        require(self.nodes >= 1, "nodes", "1 or more", self.nodes, 1)
-        require(self.devices_per_node >= 1, "devices_per_node", "1 or more", self.devices_per_node, 1)
-        require(self.cpus_per_device >= 1, "cpus_per_device", "1 or more", self.cpus_per_device, 1)
+        require_at_least(self, nodes=1, devices_per_node=1, cpus_per_device=1)
 
     @property
     def num_devices(self) -> int:
         return self.nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """Settings for starting processes and waiting for them."""
+
+    name: Literal["ray", "local"] = "ray"
+    """local runs everything in this process, for a debugger."""
+    address: str = ""
+    """Address of a running Ray cluster; empty starts one on this machine."""
+    start_timeout_s: float = 1800.0
+    """Limit for starting Ray and hosts, and for creating a role's workers: engines compile, large models load."""
+    call_timeout_s: float = 1800.0
+    """Limit for each call of a group."""
+
+    def __post_init__(self) -> None:
+        require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 1800.0)
+        require(self.call_timeout_s > 0, "call_timeout_s", "more than 0", self.call_timeout_s, 1800.0)
 
 
 def available_cores() -> int:

@@ -27,17 +27,19 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
+from rlcore.controller.future import Interrupt
 from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.network import use_interface_of
-from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
+from rlcore.controller.pool import PoolConfig, RuntimeConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
-from rlcore.controller.runtime import RuntimeConfig, check_machine, resolve_device
+from rlcore.controller.runtime import check_machine, resolve_device
 from rlcore.data.wire import pack, unpack
 from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, HostDied, InfrastructureError
 
 logger = logging.getLogger(__name__)
 _STACK_TIMEOUT_S = 5.0
 _QUICK_S = 0.1
+_INTERRUPT_S = 1.0
 _GET_TIMEOUT_S = 600.0
 _PEER_S = 5.0
 """Ray reports a death after a second or two; a live rank may keep waiting for the failed one."""
@@ -63,7 +65,7 @@ class RayStore:
 
 
 class _RayHost:
-    """The actor: a Host, and a second thread that responds while the first is busy."""
+    """The actor: a Host, and two more threads: for polls, and for control, which responds while the others are busy."""
 
     def __init__(self, info: HostInfo, alone: bool) -> None:
         use_interface_of(self.address(), alone=alone)
@@ -77,6 +79,10 @@ class _RayHost:
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def stack(self) -> str:
         return self._host.stack()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def abort(self) -> None:
+        self._host.abort()
 
     def address(self) -> str:
         return str(ray.util.get_node_ip_address())
@@ -131,11 +137,20 @@ class RayRuntime:
         return str(self._wait_for_start([handle], f"pool {pool}")[0])
 
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
-        handle = self._actors[pool][rank].act.remote(action, args)
+        actor = self._actors[pool][rank]
+        act = actor.act.options(concurrency_group="polls") if action == "poll" else actor.act
+        handle = act.remote(action, args)
         self._labels[handle] = (pool, rank)
         return handle
 
-    def wait(self, handles: Sequence[Any], what: str, timeout_s: float, setting: str = "call_timeout_s") -> list[Reply]:
+    def wait(
+        self,
+        handles: Sequence[Any],
+        what: str,
+        timeout_s: float,
+        setting: str = "call_timeout_s",
+        interrupt: Interrupt = None,
+    ) -> list[Reply]:
         deadline = time.monotonic() + timeout_s
         pending = list(handles)
         values: dict[Any, Any] = {}
@@ -144,19 +159,25 @@ class RayRuntime:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=min(_QUICK_S, timeout_s))
             values |= {handle: self._value(handle, what) for handle in ready}
             while pending:
-                ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-                if not ready:
+                left = deadline - time.monotonic()
+                ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, min(left, _INTERRUPT_S)))
+                if not ready and left <= _INTERRUPT_S:
                     raise DeadlineExceeded(self._diagnosis(pending, what, timeout_s, setting))
-                values[ready[0]] = self._value(ready[0], what)
+                values |= {handle: self._value(handle, what) for handle in ready}
+                if interrupt:
+                    interrupt()
         finally:
             for handle in handles:
                 self._labels.pop(handle, None)
         return [values[handle] for handle in handles]
 
+    def done(self, handles: Sequence[Any]) -> bool:
+        return not ray.wait(list(handles), num_returns=len(handles), timeout=0)[1]
+
     def shutdown(self) -> None:
         actors = [actor for pool in self._actors.values() for actor in pool]
         self._actors.clear()
-        closing = [actor.act.remote("close") for actor in actors]
+        closing = [call for actor in actors for call in (actor.abort.remote(), actor.act.remote("close"))]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=_STACK_TIMEOUT_S)
         for actor in actors:
@@ -196,7 +217,7 @@ class RayRuntime:
                 " them\nList them:  ray status     or wait longer:"
                 f"  runtime.start_timeout_s={2 * self.config.start_timeout_s:g}"
             )
-        actor_class = ray.remote(concurrency_groups={"control": 1})(_RayHost)
+        actor_class = ray.remote(concurrency_groups={"control": 1, "polls": 1})(_RayHost)
         self._actors[name] = [
             actor_class.options(
                 num_cpus=pool.cpus_per_device,
@@ -211,6 +232,7 @@ class RayRuntime:
                     world_size=pool.num_devices,
                     device="cuda:0" if pool.device == "cuda" else "cpu",
                     threads=pool.cpus_per_device,
+                    concurrent=True,
                 ),
                 alone=pool.nodes == 1,
             )

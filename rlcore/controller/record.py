@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rlcore.types import Mean, Metrics
+from rlcore.controller.host import Reply
+from rlcore.types import CallTime, Mean, Metrics
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class Record:
     """Seconds in which the controller waited for hosts."""
     num_bytes: int = 0
     """Bytes of batches in the messages of all ranks: lengths, row columns, row orders and references."""
+    calls: list[CallTime] = field(default_factory=list)
+    """Times of the calls on each rank, and of the controller's waits for them."""
     on_wait: Callable[[str], None] | None = None
     """Called with "role.method" when the controller begins to wait for it."""
 
@@ -32,6 +35,29 @@ class Record:
     def spent(self, what: str, seconds: float) -> None:
         """Add time that the slowest rank spent in a call."""
         self.busy_s[what] = self.busy_s.get(what, 0.0) + seconds
+
+    def ran(self, what: str, pool: str, replies: Mapping[int, Reply], submitted: float, waiting: float) -> None:
+        """Note when a call ran on each rank.
+
+        A clock of another machine may differ, so a call is moved between its submission and its reply.
+
+        Args:
+            submitted: when the call was submitted, in seconds since 1970, as the next one.
+            waiting: when the controller began to wait for the call.
+        """
+        now = time.time()
+        self.spent(what, max(reply.seconds for reply in replies.values()))
+        self.calls.append(CallTime(what, "", 0, waiting, now - waiting))
+        for rank, reply in replies.items():
+            begin = max(submitted, min(reply.begin, now - reply.seconds))
+            self.calls.append(CallTime(what, pool, rank, begin, reply.seconds))
+
+    def sent(self, what: str, num_ranks: Mapping[str, int], seconds: float) -> None:
+        """Note a transfer that has just ended; all ranks of these pools took part in it."""
+        self.spent(what, seconds)
+        places = [("", 0), *((pool, rank) for pool, count in num_ranks.items() for rank in range(count))]
+        begin = time.time() - seconds
+        self.calls += [CallTime(what, pool, rank, begin, seconds) for pool, rank in places]
 
     @contextmanager
     def blocked(self) -> Iterator[None]:

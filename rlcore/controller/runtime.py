@@ -7,38 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from rlcore.controller.future import Interrupt
 from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.interpreter import check_interpreter
-from rlcore.controller.pool import PoolConfig, available_cores, check_capacity
+from rlcore.controller.pool import PoolConfig, RuntimeConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
-from rlcore.errors import CapacityError, ConfigError, require
+from rlcore.errors import CapacityError, ConfigError
 from rlcore.protocols.dispatch import Call
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConfig:
-    """Settings for starting processes and waiting for them."""
-
-    name: Literal["ray", "local"] = "ray"
-    """local runs everything in this process, for a debugger."""
-    address: str = ""
-    """Address of a running Ray cluster; empty starts one on this machine."""
-    start_timeout_s: float = 1800.0
-    """Limit for starting Ray and hosts, and for creating a role's workers: engines compile, large models load."""
-    call_timeout_s: float = 1800.0
-    """Limit for each call of a group."""
-
-    def __post_init__(self) -> None:
-        require(self.start_timeout_s > 0, "start_timeout_s", "more than 0", self.start_timeout_s, 1800.0)
-        require(self.call_timeout_s > 0, "call_timeout_s", "more than 0", self.call_timeout_s, 1800.0)
 
 
 class Runtime(Protocol):
@@ -64,17 +47,28 @@ class Runtime(Protocol):
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         """Start `Host.action(*args)` on one host; returns a handle for `wait`."""
 
-    def wait(self, handles: Sequence[Any], what: str, timeout_s: float, setting: str = "call_timeout_s") -> list[Reply]:
+    def wait(
+        self,
+        handles: Sequence[Any],
+        what: str,
+        timeout_s: float,
+        setting: str = "call_timeout_s",
+        interrupt: Interrupt = None,
+    ) -> list[Reply]:
         """Return the replies in order.
 
         Args:
             setting: field of RuntimeConfig that sets the deadline, for the error.
+            interrupt: called about once per second while waiting; it may raise, and the handles stay valid.
 
         Raises:
             DeadlineExceeded: ranks of `what` are late; the text shows their stacks.
             HostDied: a host process ended.
             Exception: the failure of the first rank that failed, at once.
         """
+
+    def done(self, handles: Sequence[Any]) -> bool:
+        """Return whether `wait` would not wait."""
 
     def shutdown(self) -> None:
         """Shut down everything that `start` started. May be called twice."""
@@ -132,11 +126,21 @@ class LocalRuntime:
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         return getattr(self._hosts[pool][rank], action)(*args)
 
-    def wait(self, handles: Sequence[Any], what: str, timeout_s: float, setting: str = "call_timeout_s") -> list[Reply]:
+    def wait(
+        self,
+        handles: Sequence[Any],
+        what: str,
+        timeout_s: float,
+        setting: str = "call_timeout_s",
+        interrupt: Interrupt = None,
+    ) -> list[Reply]:
         for reply in handles:
             if isinstance(reply, Reply) and reply.failure is not None:
                 reply.failure.rise()
         return list(handles)
+
+    def done(self, handles: Sequence[Any]) -> bool:
+        return True
 
     def shutdown(self) -> None:
         for hosts in self._hosts.values():

@@ -39,6 +39,11 @@ class _WeightTransfer:
                 error.add_note(f"while notifying the other ranks of this error: {second}")
             raise
 
+    def _sampled(self, version: int) -> int | None:
+        """Return the version if the target samples with the weights, else None."""
+        worker_class: Any = self._target.worker_class
+        return version if worker_class.updated_every_step else None
+
     def _abandon(self, version: int) -> None:
         runtime, role = self._target.runtime, self._target.role
         timeout_s = min(_ABANDON_S, runtime.config.call_timeout_s)
@@ -62,7 +67,8 @@ class InProcess(_WeightTransfer):
         super().__init__(source=source, target=target)
 
     def _send(self, version: int, mix: float) -> None:
-        _wait(self._target, _submit(self._target, "hand_over", self._source.role, self._target.role, version, mix))
+        roles = self._source.role, self._target.role
+        _wait(self._target, _submit(self._target, "hand_over", *roles, version, mix, self._sampled(version)))
 
 
 class ObjectStore(_WeightTransfer):
@@ -70,9 +76,9 @@ class ObjectStore(_WeightTransfer):
 
     def _send(self, version: int, mix: float) -> None:
         source, target, timeout_s = self._source, self._target, self._target.runtime.config.call_timeout_s
-        refs, more = _wait(source, self._publish())[0]
+        refs, more = _wait(source, self._publish(version))[0]
         while True:
-            publishing = self._publish() if more else []
+            publishing = self._publish(version) if more else []
             receiving = _submit(target, "receive_weights", target.role, refs, version, timeout_s, mix)
             replies = _wait(source, [*publishing, *receiving])
             if not more:
@@ -80,8 +86,9 @@ class ObjectStore(_WeightTransfer):
             refs, more = replies[0]
         _wait(target, _submit(target, "end_weights"))
 
-    def _publish(self) -> list[Any]:
-        return _submit(self._source, "publish_weights", self._source.role, weights.BUCKET_BYTES)
+    def _publish(self, version: int) -> list[Any]:
+        options = weights.BUCKET_BYTES, self._sampled(version)
+        return _submit(self._source, "publish_weights", self._source.role, *options)
 
 
 class Collective(_WeightTransfer):
@@ -102,7 +109,8 @@ class Collective(_WeightTransfer):
     def _send(self, version: int, mix: float) -> None:
         if not self._has_group:
             self._meet()
-        sending = _submit(self._source, "send_weights", self._route, self._source.role, weights.BUCKET_BYTES)
+        options = weights.BUCKET_BYTES, self._sampled(version)
+        sending = _submit(self._source, "send_weights", self._route, self._source.role, *options)
         taking = _submit(self._target, "take_weights", self._route, self._target.role, version, mix)
         _wait(self._target, [*sending, *taking])
 

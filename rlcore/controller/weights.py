@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.controller.network import address_towards
+from rlcore.controller.network import address_toward
 from rlcore.errors import DeadlineExceeded, InfrastructureError
 
 BUCKET_BYTES = 256 * 2**20
@@ -200,7 +200,7 @@ def _gloo_options(meeting_address: str, timeout: timedelta) -> Any:
     options._timeout = timeout
     names = os.environ.get("GLOO_SOCKET_IFNAME", "lo").split(",")
     if names == ["lo"]:
-        options._devices = [gloo.create_device(hostname=address_towards(meeting_address))]
+        options._devices = [gloo.create_device(hostname=address_toward(meeting_address))]
     else:
         options._devices = [gloo.create_device(interface=name) for name in names]
     return options

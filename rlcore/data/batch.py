@@ -347,7 +347,7 @@ class Batch:
         )
 
     def _with(self, other: Batch, replace: set[str]) -> Batch:
-        """Return the own columns without `replace`, then those of `other`."""
+        """Return the columns of this batch without `replace`, then those of `other`."""
         kept = self._only(set(self.columns) - replace)
         return Batch(
             {**kept.row_columns, **other.row_columns},

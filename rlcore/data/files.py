@@ -143,7 +143,8 @@ def _read(path: Path) -> _File:
     return file
 
 
-def _read_jsonl(path: Path) -> _File:
+def read_jsonl(path: Path) -> _File:
+    """Read the objects of a JSONL file and their lines; raise DataError for a line that is not an object."""
     rows: list[dict[str, object]] = []
     lines: list[int] = []
     # Bytes, because text mode also splits at "\r"; only "\n" ends a line of JSONL.
@@ -185,7 +186,7 @@ def _is_too_deep(value: object) -> bool:
 def _read_json(path: Path) -> _File:
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if not content.lstrip().startswith(b"["):
-        return _read_jsonl(path)
+        return read_jsonl(path)
     try:
         rows = json.loads(content)
     except ValueError as error:
@@ -235,7 +236,7 @@ def _pyarrow(path: Path, module: str) -> Any:
 
 
 _READERS: dict[str, Callable[[Path], _File]] = {
-    ".jsonl": _read_jsonl,
+    ".jsonl": read_jsonl,
     ".json": _read_json,
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,

@@ -24,6 +24,17 @@ import numpy as np
 from rlcore.errors import ConfigError
 
 _MASK_64: Final = 2**64 - 1
+_OTHER_RUN: Final = "or start a new run with run.name=<another name>."
+_SAME_DATA: Final = "Give the dataset and the data.* settings that the run began with, {otherwise}"
+_MISMATCH: Final = {
+    "num_prompts": f"{{made}} was made with {{then}} prompts; the dataset has {{now}} now\n{_SAME_DATA}",
+    "seed": "{made} was made with run.seed={then}, not {now}\nType run.seed={then}, {otherwise}",
+    "shuffle": "{made} was made with data.shuffle={then}, not {now}\nType data.shuffle={then}, {otherwise}",
+    "samples_per_prompt": "{made} was made with sampling.samples_per_prompt={then}, not {now}: sample ids would repeat\n"
+    "Type sampling.samples_per_prompt={then}, {otherwise}",
+    "fingerprint": "the prompts differ from those of {made} (fingerprint {now}, then {then})\n"
+    "Give the dataset, the tokenizer and the data.* settings that the run began with, {otherwise}",
+}
 
 
 def mix(*values: int) -> int:
@@ -120,7 +131,21 @@ class PromptLoader:
         positions = [*again, *range(self._next_position, end)]
         self._next_position = end
         self._in_flight.update(positions)
-        return [self._at(position) for position in positions]
+        return [self.at(position) for position in positions]
+
+    def issue_at(self, positions: Collection[int]) -> None:
+        """Mark these positions as in flight; those that they pass over are issued later."""
+        end = max(self._next_position, *(position + 1 for position in positions))
+        self._again = sorted({*self._again, *range(self._next_position, end)}.difference(positions))
+        self._next_position = end
+        self._in_flight.update(positions)
+
+    def keep(self, positions: Collection[int]) -> None:
+        """Mark positions as in flight that would be issued again; raise ValueError, changing nothing, for others."""
+        again = set(self._again)
+        _move(positions, again, "to be issued again")
+        self._again = sorted(again)
+        self._in_flight.update(positions)
 
     def finish(self, positions: Collection[int]) -> None:
         """Mark positions as finished generating; raise ValueError, changing nothing, if one is not in flight."""
@@ -133,45 +158,39 @@ class PromptLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain JSON data."""
-        ledger = {"next_position": self._next_position, "outstanding": self.outstanding}
-        return {**self._identity, "columns": self._columns, **ledger}
+        return {**self.identity, "next_position": self._next_position, "outstanding": self.outstanding}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, which must be of the same prompts in the same order."""
-        for key, here in self._identity.items():
-            then = state.get(key)
-            if None not in (then, here) and then != here:
-                raise ConfigError(_MISMATCH[key].format(then=then, now=here))
-        self._check_columns(state.get("columns", {}))
+        self.check(state)
         self._next_position = state["next_position"]
         self._again = sorted(state["outstanding"])
         self._in_flight, self._finished = set(), set()
 
-    def _check_columns(self, columns: Mapping[str, str]) -> None:
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Data, order and sample ids of a run as plain JSON data, for `check`."""
+        return {**self._identity, "columns": self._columns}
+
+    def check(self, identity: Mapping[str, Any], made: str = "the checkpoint", otherwise: str = _OTHER_RUN) -> None:
+        """Raise a ConfigError if what was `made` with this identity has other data, order or sample ids."""
+        for key, here in self._identity.items():
+            then = identity.get(key)
+            if None not in (then, here) and then != here:
+                raise ConfigError(_MISMATCH[key].format(then=then, now=here, made=made, otherwise=otherwise))
+        columns = dict(identity.get("columns", {}))
         changed = [name for name, fingerprint in columns.items() if self._columns.get(name) != fingerprint]
         if changed:
             raise ConfigError(
-                f"the data differs from that of the checkpoint in the column{'s'[: len(changed) > 1]} {', '.join(changed)}\n"
-                f"Give the dataset and the data.* settings that the run began with, {_OTHER_RUN}"
+                f"the data differs from that of {made} in the column{'s'[: len(changed) > 1]} {', '.join(changed)}\n"
+                f"{_SAME_DATA.format(otherwise=otherwise)}"
             )
 
-    def _at(self, position: int) -> Issued:
+    def at(self, position: int) -> Issued:
+        """Return the prompt at a position, issued or not."""
         epoch, index = divmod(position, self._num_prompts)
         prompt_id = int(_shuffled(self._num_prompts, self._seed, epoch)[index]) if self._shuffle else index
         return Issued(prompt_id=prompt_id, epoch=epoch, position=position, request_seed=mix(self._seed, position))
-
-
-_OTHER_RUN: Final = "or start a new run with run.name=<another name>."
-_MISMATCH: Final = {
-    "num_prompts": "the checkpoint was made with {then} prompts; the dataset has {now} now\n"
-    f"Give the dataset and the data.* settings that the run began with, {_OTHER_RUN}",
-    "seed": f"the checkpoint was made with run.seed={{then}}, not {{now}}\nType run.seed={{then}}, {_OTHER_RUN}",
-    "shuffle": f"the checkpoint was made with data.shuffle={{then}}, not {{now}}\nType data.shuffle={{then}}, {_OTHER_RUN}",
-    "samples_per_prompt": "the checkpoint was made with sampling.samples_per_prompt={then}, not {now}: sample ids would"
-    f" repeat\nType sampling.samples_per_prompt={{then}}, {_OTHER_RUN}",
-    "fingerprint": "the prompts differ from those of the checkpoint (fingerprint {now}, then {then})\n"
-    f"Give the dataset, the tokenizer and the data.* settings that the run began with, {_OTHER_RUN}",
-}
 
 
 def _move(positions: Collection[int], out_of: set[int], state: str) -> None:

@@ -17,7 +17,7 @@ import os
 import reprlib
 import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import Batch, object_array
-from rlcore.errors import DataError
+from rlcore.errors import DataError, RunError
 
 _FORMAT = 1
 _LENGTHS = "num_tokens"
+_AGAIN = "Record the batch again, or copy it again."
 
 
 def save_batch(batch: Batch, directory: str | Path) -> None:
@@ -36,7 +37,7 @@ def save_batch(batch: Batch, directory: str | Path) -> None:
 
     Raises:
         DataError: the directory exists, or a column holds an object that JSON cannot represent, such as a tuple.
-        OSError: the disk is full or read-only; nothing is left behind.
+        RunError: the disk is full or read-only; nothing is left behind.
     """
     target = Path(directory)
     if target.exists():
@@ -55,10 +56,24 @@ def save_batch(batch: Batch, directory: str | Path) -> None:
         files = {str(it.relative_to(temporary)): it.stat().st_size for it in temporary.rglob("*") if it.is_file()}
         about = {"format": _FORMAT, "rows": len(batch), "tokens": batch.num_tokens, "columns": columns, "files": files}
         (temporary / "batch.json").write_text(json.dumps(about))
+        for path in (*temporary.rglob("*"), temporary):
+            flush(path)
         temporary.rename(target)
-    except BaseException:
+        flush(target.parent)
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise RunError(f"{target} could not be written: {error}\nFree space, or choose another disk.") from error
         raise
+
+
+def flush(path: Path) -> None:
+    """Force a file or directory to the disk, so that a rename never precedes its data."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def open_batch(directory: str | Path) -> Batch:
@@ -67,30 +82,55 @@ def open_batch(directory: str | Path) -> Batch:
     Tensors are mapped copy-on-write, so that a change in place does not reach the file.
 
     Raises:
-        DataError: it is not a recorded batch, or a file is missing or has another size. An object column is checked
-            when it is used.
+        DataError: it is not a recorded batch, a file is missing or has another size, or `batch.json` contradicts the
+            files. An object column is checked when it is used.
     """
     directory = Path(directory)
     about = _read_about(directory)
-    for name, size in about["files"].items():
-        found = (directory / name).stat().st_size if (directory / name).is_file() else None
-        if found != size:
-            what = "is missing" if found is None else f"has {found:,} of its {size:,} bytes"
-            raise DataError(f"{directory} is damaged: {name} {what}\nRecord the batch again, or copy it again.")
-    sizes = {"row": about["rows"], "token": about["tokens"]}
+    try:
+        for name, size in about["files"].items():
+            found = (directory / name).stat().st_size if (directory / name).is_file() else None
+            if found != size:
+                raise _Damage(f"{name} is missing" if found is None else f"{name} has {found:,} of its {size:,} bytes")
+        return _opened(directory, about)
+    except _Damage as damage:
+        what = str(damage)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RuntimeError, OSError) as error:
+        what = f"batch.json is broken: {type(error).__name__}: {error}"
+    raise DataError(f"{directory} is damaged: {what}\n{_AGAIN}")
+
+
+class _Damage(Exception):
+    """A contradiction between `batch.json` and the files."""
+
+
+def _opened(directory: Path, about: Mapping[str, Any]) -> Batch:
+    """Map the columns. `batch.json` may come from anyone, so it cannot name another type, size or place."""
     tensors: dict[str, dict[str, Tensor]] = {"row": {}, "token": {}}
     files: dict[str, Path] = {}
     for column in about["columns"]:
-        if column["level"] == "object":
-            files[column["name"]] = directory / column["file"]
+        name, level, file = str(column["name"]), column["level"], PurePosixPath(column["file"])
+        if name in (*files, *tensors["row"], *tensors["token"]):
+            raise _Damage(f"there are two columns '{name}'")
+        size = about["files"].get(str(file), 0)  # a column without values has no file
+        if file.is_absolute() or ".." in file.parts or (level == "object" and not size):
+            raise _Damage(f"column '{name}' is not in one of its files, but in {file}")
+        if level == "object":
+            files[name] = directory / file
             continue
-        tensor = _map(directory / column["file"], column["dtype"], column["shape"])
-        if len(tensor) != sizes[column["level"]]:
-            raise DataError(
-                f"{directory} is damaged: column '{column['name']}' has {len(tensor)} values\nRecord it again."
-            )
-        tensors[column["level"]][column["name"]] = tensor
+        dtype, shape = getattr(torch, column["dtype"], None), column["shape"]
+        if not isinstance(dtype, torch.dtype) or not all(type(it) is int and it >= 0 for it in shape):
+            raise _Damage(f"column '{name}' has type {column['dtype']!r} and shape {shape}")
+        if math.prod(shape) * dtype.itemsize != size:
+            raise _Damage(f"column '{name}' of shape {shape} does not fit its {size:,} bytes")
+        if shape[:1] != [about[f"{level}s"]]:
+            raise _Damage(f"column '{name}' has {shape[0] if shape else 1} values for {about[f'{level}s']} {level}s")
+        tensors[level][name] = _map(directory / file, dtype, shape)
     lengths = tensors["row"].pop(_LENGTHS).clone()
+    if lengths.dtype != torch.int64 or lengths.dim() != 1 or bool((lengths < 0).any()):
+        raise _Damage(f"'{_LENGTHS}' are not lengths")
+    if int(lengths.sum()) != about["tokens"]:
+        raise _Damage(f"its lengths sum to {int(lengths.sum()):,}, but it has {about['tokens']:,} tokens")
     return Batch(tensors["row"], tensors["token"], lengths, _Objects(files, about["rows"]))
 
 
@@ -148,26 +188,25 @@ def _reserve(file: Path, size: int) -> None:
         os.posix_fallocate(stream.fileno(), 0, size)
 
 
-def _map(file: Path, dtype: str, shape: list[int]) -> Tensor:
-    kind: torch.dtype = getattr(torch, dtype)
+def _map(file: Path, dtype: torch.dtype, shape: list[int]) -> Tensor:
     size = math.prod(shape)
     if size == 0:  # an empty file cannot be mapped
-        return torch.empty(shape, dtype=kind)
-    return torch.from_file(str(file), shared=False, size=size, dtype=kind).view(shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
 
 
 def _read_about(directory: Path) -> dict[str, Any]:
     try:
         about = json.loads((directory / "batch.json").read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"{directory} is not a recorded batch: {error}\n"
             "Record one:  rlcore try algorithm NAME --save DIR   or  rlcore.data.recorded.save_batch(batch, DIR)"
         ) from error
-    if about.get("format") != _FORMAT:
+    found = about.get("format") if isinstance(about, dict) else None
+    if found != _FORMAT:
         raise DataError(
-            f"{directory} has format {about.get('format')}, this version reads {_FORMAT}\n"
-            "Open it with the rlcore that wrote it."
+            f"{directory} has format {found}, this version reads {_FORMAT}\nOpen it with the rlcore that wrote it."
         )
     return dict(about)
 
@@ -196,8 +235,8 @@ def _is_json(value: Any) -> bool:
 def _read_objects(file: Path, num_rows: int) -> np.ndarray:
     try:
         values = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} is damaged: {error}\nRecord the batch again.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file} is damaged: {error}\n{_AGAIN}") from error
     if not isinstance(values, list) or len(values) != num_rows:
-        raise DataError(f"{file} is damaged: expected a list of {num_rows} values\nRecord the batch again.")
+        raise DataError(f"{file} is damaged: expected a list of {num_rows} values\n{_AGAIN}")
     return object_array(values)

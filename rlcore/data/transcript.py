@@ -42,6 +42,11 @@ class Transcript:
     """Policy version of the last response."""
 
     @property
+    def first_version(self) -> int:
+        """Lowest version that sampled one of the model's tokens; `policy_version` if there are none."""
+        return min(self.versions, default=self.policy_version)
+
+    @property
     def loss_mask(self) -> list[bool]:
         """True where the model wrote the token."""
         return [written for written, count in self.spans for _ in range(count)]
@@ -73,6 +78,7 @@ def transcripts_batch(prompts: Batch, samples_per_prompt: int, transcripts: Sequ
     own = {
         "sample_id": prompts["group_id"] * samples_per_prompt + number,
         "policy_version": torch.tensor([it.policy_version for it in transcripts], dtype=torch.int64),
+        "first_version": torch.tensor([it.first_version for it in transcripts], dtype=torch.int64),
         "num_loss_tokens": torch.tensor([len(it.log_probs) for it in transcripts], dtype=torch.int64),
         "truncated": torch.tensor([it.finish_reason == "length" for it in transcripts], dtype=torch.bool),
         "finish_reason": [it.finish_reason for it in transcripts],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlcore.config.schema import Config
     from rlcore.data.batch import Batch
     from rlcore.hooks.specs import RunView
+    from rlcore.types import CallTime
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Hooks:
         self._on_error = on_error
         self._manager = pluggy.PluginManager("rlcore")
         self._manager.add_hookspecs(specs)
-        for label, plugin in sorted(_labelled(plugins), key=lambda pair: pair[0], reverse=True):
+        for label, plugin in sorted(_labeled(plugins), key=lambda pair: pair[0], reverse=True):
             self._register(label, plugin)  # pluggy calls the last one first
 
     def configure(self, *, config: Config) -> None:
@@ -55,11 +56,19 @@ class Hooks:
     def samples_scored(self, *, run: RunView, step: int, samples: Batch) -> None:
         self._call("rlcore_samples_scored", run=run, step=step, samples=samples)
 
-    def evaluated(self, *, run: RunView, step: int, samples: Batch) -> None:
-        self._call("rlcore_evaluated", run=run, step=step, samples=samples)
+    def evaluated(self, *, run: RunView, step: int, samples: Batch, calls: Sequence[CallTime]) -> None:
+        self._call("rlcore_evaluated", run=run, step=step, samples=samples, calls=calls)
 
-    def step_end(self, *, run: RunView, step: int, metrics: Mapping[str, float]) -> None:
-        self._call("rlcore_step_end", run=run, step=step, metrics=metrics)
+    def step_end(
+        self,
+        *,
+        run: RunView,
+        step: int,
+        metrics: Mapping[str, float],
+        calls: Sequence[CallTime],
+        experience: Batch,
+    ) -> None:
+        self._call("rlcore_step_end", run=run, step=step, metrics=metrics, calls=calls, experience=experience)
 
     def collect_metrics(self, *, run: RunView, step: int, core: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of all plugins; none may overwrite a metric of the core or of another plugin."""
@@ -77,8 +86,8 @@ class Hooks:
     def weights_synced(self, *, run: RunView, version: int, seconds: float) -> None:
         self._call("rlcore_weights_synced", run=run, version=version, seconds=seconds)
 
-    def checkpoint_saved(self, *, run: RunView, step: int, path: Path) -> None:
-        self._call("rlcore_checkpoint_saved", run=run, step=step, path=path)
+    def checkpoint_saved(self, *, run: RunView, step: int, path: Path, calls: Sequence[CallTime]) -> None:
+        self._call("rlcore_checkpoint_saved", run=run, step=step, path=path, calls=calls)
 
     def run_end(self, *, run: RunView, error: BaseException | None) -> None:
         """Call every plugin, even after a failure; a failure never hides the error that ended the run."""
@@ -120,7 +129,7 @@ class Hooks:
     def _register(self, label: str, plugin: object) -> None:
         found = resolve("hooks", plugin).object if isinstance(plugin, str) else plugin
         found = found() if inspect.isclass(found) else found
-        _refuse_misspelt(label, found)
+        _refuse_misspelled(label, found)
         try:
             self._manager.register(found, name=label)
             self._manager.check_pending()
@@ -143,7 +152,7 @@ class Hooks:
 _KNOWN = [name for name in vars(specs) if name.startswith("rlcore_")]
 
 
-def _refuse_misspelt(label: str, plugin: object) -> None:
+def _refuse_misspelled(label: str, plugin: object) -> None:
     """Refuse functions with the prefix of a hook that are unknown or unmarked, which pluggy would ignore."""
     for name in dir(plugin):
         function = getattr(plugin, name) if name.startswith("rlcore_") else None
@@ -161,17 +170,17 @@ def _refuse_misspelt(label: str, plugin: object) -> None:
             )
 
 
-def _labelled(plugins: Sequence[str | object]) -> list[tuple[str, str | object]]:
+def _labeled(plugins: Sequence[str | object]) -> list[tuple[str, str | object]]:
     """Return each plugin with its name in messages; a second object of a class is called Observer-2."""
-    labelled: dict[str, str | object] = {}
+    labeled: dict[str, str | object] = {}
     for plugin in plugins:
         if isinstance(plugin, str):
-            labelled[plugin] = plugin
+            labeled[plugin] = plugin
             continue
         name = getattr(plugin, "__name__", type(plugin).__name__)
-        taken = sum(other == name or other.startswith(f"{name}-") for other in labelled)
-        labelled[f"{name}-{taken + 1}" if taken else name] = plugin
-    return list(labelled.items())
+        taken = sum(other == name or other.startswith(f"{name}-") for other in labeled)
+        labeled[f"{name}-{taken + 1}" if taken else name] = plugin
+    return list(labeled.items())
 
 
 def _merged(hook: str, results: Sequence[tuple[str, Any]], *, same_is_fine: bool) -> dict[str, Any]:

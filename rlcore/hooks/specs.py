@@ -1,11 +1,11 @@
-"""The hooks. All of them run on the controller; a plugin implements any of them with `@rlcore.hookimpl`.
+"""The hooks. They run in the controller; a plugin implements any of them with `@rlcore.hookimpl`.
 
-`run` is a `RunView` of the training run: read it, and change nothing.
+`run` is a `RunView` of the training run. Hooks read it and must not change it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlcore.config.schema import Config
     from rlcore.data.batch import Batch
     from rlcore.protocols.roles import Roles
+    from rlcore.types import CallTime
 
 hookspec = pluggy.HookspecMarker("rlcore")
 hookimpl = pluggy.HookimplMarker("rlcore")
@@ -57,7 +58,7 @@ class RunView(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Directory of the run: checkpoints, metrics and files of your own."""
+        """Directory of the run, with checkpoints and metrics; hooks may add files."""
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -69,67 +70,76 @@ class RunView(Protocol):
 
     @property
     def roles(self) -> Roles:
-        """The groups, to measure a model with their methods, such as `run.roles.actor.log_probs(samples)`."""
+        """The groups, to measure a model with their methods, such as `run.roles.actor.log_probs(samples)`.
+
+        Times, bytes and metrics that are noted by these calls belong to no step and are not logged. Return metrics
+        from `rlcore_collect_metrics` instead of `roles.note`."""
 
 
 @hookspec
 def rlcore_configure(config: Config) -> None:
-    """Called when the config is composed and nothing is started. Raise to refuse the config."""
+    """Check the composed config before anything starts. Raise an error to refuse it."""
 
 
 @hookspec
 def rlcore_worker_env(config: Config, role: str, rank: int) -> Mapping[str, str] | None:
-    """Return environment variables for the host of a role, which are set before it imports anything.
+    """Return environment variables for the host of a role; they are set before it imports anything.
 
-    It is an error if two plugins set a name to different values."""
+    Two plugins that set one variable to different values are an error."""
 
 
 @hookspec
 def rlcore_run_start(run: RunView) -> None:
-    """Called when hosts and workers are running, before the first evaluation."""
+    """Prepare for a run whose hosts and workers have started, before its first evaluation."""
 
 
 @hookspec
 def rlcore_step_start(run: RunView, step: int) -> None:
-    """Called at the start of a step; steps count from 1."""
+    """Prepare for a step, before its prompts are taken. Steps are numbered from 1."""
 
 
 @hookspec
 def rlcore_samples_scored(run: RunView, step: int, samples: Batch) -> None:
-    """Called when the samples of a step have rewards, before any is dropped. Fetch only the columns you need."""
+    """Inspect the samples of a step and their rewards, before any are dropped. Fetch only the columns you need."""
 
 
 @hookspec
-def rlcore_evaluated(run: RunView, step: int, samples: Batch) -> None:
-    """Called when held-out samples have rewards, or what the algorithm's own evaluation returns; step 0 is before
-    training."""
+def rlcore_evaluated(run: RunView, step: int, samples: Batch, calls: Sequence[CallTime]) -> None:
+    """Inspect the scored samples of an evaluation; step 0 is the evaluation before training.
+
+    An algorithm with its own `evaluate` decides what `samples` contains. `calls` has the times of the calls."""
 
 
 @hookspec
-def rlcore_step_end(run: RunView, step: int, metrics: Mapping[str, float]) -> None:
-    """Called when a step is done and logged, before its checkpoint."""
+def rlcore_step_end(
+    run: RunView, step: int, metrics: Mapping[str, float], calls: Sequence[CallTime], experience: Batch
+) -> None:
+    """Inspect a finished step, after its metrics are logged and before its checkpoint is written.
+
+    `calls` has the times of the step's calls on each rank, and `experience` the samples with the columns that `collect`
+    added, such as advantages. Fetch only the rows and columns you need."""
 
 
 @hookspec
 def rlcore_collect_metrics(run: RunView, step: int) -> Mapping[str, float] | None:
-    """Return your metrics for this step. It is an error to reuse a name of the core or another plugin."""
+    """Return additional metrics of a step. A name that the core or another plugin uses is an error."""
 
 
 @hookspec
 def rlcore_weights_synced(run: RunView, version: int, seconds: float) -> None:
-    """Called when the rollout has the actor's weights as `version`."""
+    """Note that the rollouts have received the weights `version`; sending them took `seconds`."""
 
 
 @hookspec
-def rlcore_checkpoint_saved(run: RunView, step: int, path: Path) -> None:
-    """Called when a checkpoint is complete on disk."""
+def rlcore_checkpoint_saved(run: RunView, step: int, path: Path, calls: Sequence[CallTime]) -> None:
+    """Process a checkpoint that is complete on disk, for example upload it. `calls` are those that wrote it."""
 
 
 @hookspec
 def rlcore_run_end(run: RunView, error: BaseException | None) -> None:
-    """Called when the run ends, whether it succeeded or not."""
+    """Release resources at the end of a run. `error` is the exception that ended it, or None."""
 
 
 @hookspec
 def rlcore_health_checks() -> list[Check] | None:
-    """Return your checks for `rlcore doctor`."""
+    """Return additional checks for `rlcore doctor`."""

@@ -78,10 +78,10 @@ class TokenHead:
 
     def _statistics(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         logits = self.logits(hidden) / temperature
-        normaliser = logits.logsumexp(-1)
+        normalizer = logits.logsumexp(-1)
         chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
-        entropy = normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
-        return chosen - normaliser, entropy
+        entropy = normalizer - (torch.softmax(logits, -1) * logits).sum(-1)
+        return chosen - normalizer, entropy
 
 
 def hidden_states(model: Any, input_ids: Tensor, packing: Packing) -> Tensor:

@@ -57,17 +57,13 @@ def check_directory(path: str, setting: str = "model.path") -> Path:
     return directory
 
 
+@functools.lru_cache(maxsize=4)
 def load_tokenizer(path: str) -> Any:
     """Return the tokenizer of a model directory; one object per process and path.
 
     Raises:
         ModelError: no tokenizer files.
     """
-    return _load_tokenizer(path)
-
-
-@functools.lru_cache(maxsize=4)
-def _load_tokenizer(path: str) -> Any:
     directory = check_directory(path)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(

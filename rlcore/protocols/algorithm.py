@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlcore.errors import require
+from rlcore.errors import require, require_at_least
 from rlcore.types import LossTerms, Metrics, TokenOutputs
 
 if TYPE_CHECKING:
@@ -58,16 +58,9 @@ class EvalConfig:
     """Minimum reward of a sample that passes."""
 
     def __post_init__(self) -> None:
-        require(self.every_steps >= 0, "every_steps", "0 or more", self.every_steps, 20)
-        require(self.max_prompts >= 1, "max_prompts", "1 or more", self.max_prompts, 256)
-        require(
-            1 <= self.samples_per_prompt <= 1_000_000,
-            "samples_per_prompt",
-            "a number from 1 to 1,000,000",
-            self.samples_per_prompt,
-            1,
-        )
-        require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 0.0)
+        require_at_least(self, every_steps=0, max_prompts=1, temperature=0)
+        few, number = 1 <= self.samples_per_prompt <= 1_000_000, self.samples_per_prompt
+        require(few, "samples_per_prompt", "a number from 1 to 1,000,000", number, 1)
         require(isfinite(self.pass_threshold), "pass_threshold", "a finite number", self.pass_threshold, 1.0)
 
 
@@ -84,8 +77,8 @@ class Unit:
 class Algorithm(Protocol):
     """Turns samples into updates. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `TrainsUnits`, `Evaluates` and `ShowsMetrics`
-    of `rlcore.protocols.optional`.
+    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `CorrectsStaleness`, `TrainsUnits`,
+    `Evaluates` and `ShowsMetrics` of `rlcore.protocols.optional`.
     """
 
     Config: type

@@ -6,12 +6,12 @@ workers call it; it knows nothing about rewards, prompts or algorithms.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from rlcore.errors import require, require_at_least
 from rlcore.types import LossFunction, Mesh, Metrics, TokenOutputs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ModelConfig:
     """Maximum number of tokens in a micro-batch; a longer sample, or unit of samples, is a micro-batch by itself."""
 
     def __post_init__(self) -> None:
-        _at_least(self, max_tokens_per_device=1)
+        require_at_least(self, max_tokens_per_device=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,9 @@ class OptimizerConfig:
     """Maximum global gradient norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
-        _at_least(self, lr=0, warmup_steps=0, min_lr_ratio=0, eps=0, weight_decay=0, clip_grad_norm=0)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(
-                f"betas: expected two numbers from 0 to below 1, got {self.betas}\nType  betas=[0.9,0.999]"
-            )
+        require_at_least(self, lr=0, warmup_steps=0, min_lr_ratio=0, eps=0, weight_decay=0, clip_grad_norm=0)
+        betas = all(0 <= beta < 1 for beta in self.betas)
+        require(betas, "betas", "two numbers from 0 to below 1", self.betas, "[0.9,0.999]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +81,6 @@ class BackendContext:
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     """Entries added by the host, such as the rendezvous address under "init_method"."""
-
-
-def _at_least(config: Any, **lowest: float) -> None:
-    """Refuse settings that are infinite, NaN or below their minimum."""
-    for name, low in lowest.items():
-        value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
-        if not low <= value < math.inf:
-            raise ValueError(f"{name}: expected {low} or more, got {value}\nType  {name}={default}")
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from rlcore.errors import require, require_at_least
 from rlcore.types import FinishReason
 
 Message: TypeAlias = Mapping[str, Any]
@@ -30,13 +31,8 @@ class EpisodeConfig:
     """Reward of an episode that reaches a limit before it has any reward; null: none."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_turns", 1), ("max_tokens", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)}\nType  {name}=8")
-        if not self.step_timeout_s > 0:
-            raise ValueError(
-                f"step_timeout_s: expected more than 0, got {self.step_timeout_s}\nType  step_timeout_s=30"
-            )
+        require_at_least(self, max_turns=1, max_tokens=0)
+        require(self.step_timeout_s > 0, "step_timeout_s", "more than 0", self.step_timeout_s, 30)
 
 
 DONE, OUT_OF_TURNS, OUT_OF_TOKENS, TIMEOUT, ERROR = range(5)

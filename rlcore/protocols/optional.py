@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rlcore.data.batch import Batch
     from rlcore.models.size import ModelSize
     from rlcore.protocols.algorithm import EvalConfig, Unit
@@ -41,6 +43,14 @@ class ComparesSamples(Protocol):
 
     compares_samples: bool
     """True: warn about a run with one sample per prompt or greedy sampling."""
+
+
+@runtime_checkable
+class CorrectsStaleness(Protocol):
+    """An algorithm that can train on samples of older weights (`schedule.max_staleness`)."""
+
+    corrects: bool
+    """True if, with these settings, the loss corrects for older weights or is right for samples of any policy."""
 
 
 @runtime_checkable
@@ -140,6 +150,14 @@ class ChecksModel(Protocol):
 
 
 @runtime_checkable
+class UpdatesInFlight(Protocol):
+    """A rollout that can load weights while it generates, which `schedule=async` needs."""
+
+    def in_flight_updates(self, config: Any) -> bool:
+        """Return whether these settings allow it; see `Rollout.load_weights`. A static method."""
+
+
+@runtime_checkable
 class HasTools(Protocol):
     """An environment with tools that the chat template shows to the model."""
 
@@ -187,12 +205,28 @@ class ShowsPhase(Protocol):
         """Show that a phase such as "rollout.generate" begins. Called often: return quickly."""
 
 
+@runtime_checkable
+class ShowsDistributions(Protocol):
+    """A tracker that shows how values are distributed over all samples of a step."""
+
+    def log_distributions(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Record a [B] array for each of "reward", without samples that have none, and "response_length"."""
+
+
 OPTIONAL: Mapping[str, tuple[type, ...]] = {
-    "algorithm": (DoesWithout, LearnsFromTexts, ComparesSamples, TrainsUnits, Evaluates, ShowsMetrics),
+    "algorithm": (
+        DoesWithout,
+        LearnsFromTexts,
+        ComparesSamples,
+        CorrectsStaleness,
+        TrainsUnits,
+        Evaluates,
+        ShowsMetrics,
+    ),
     "backend": (FreesDevice, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
-    "rollout": (FreesDevice, EstimatesEngine, ChecksModel),
+    "rollout": (FreesDevice, EstimatesEngine, ChecksModel, UpdatesInFlight),
     "environment": (HasTools, Closes),
     "dataset": (NamesRows,),
-    "tracker": (ShowsPhase,),
+    "tracker": (ShowsPhase, ShowsDistributions),
 }
 """Kind -> the Protocols of its optional members."""

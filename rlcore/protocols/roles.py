@@ -76,7 +76,7 @@ class Roles(Protocol):
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
         """Return samples whose responses are texts from the data, one per column, in prompt order.
 
-        They have the columns of `generate` except rollout_log_probs, token_version and policy_version."""
+        They have the columns of `generate` except rollout_log_probs, token_version, policy_version and first_version."""
 
     def score(self, samples: Batch) -> Batch:
         """Add rewards. Samples without one are dropped and counted, or end the run (`reward.on_error`)."""

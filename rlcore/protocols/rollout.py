@@ -29,7 +29,8 @@ class RolloutContext:
 class Rollout(Protocol):
     """An inference engine. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `FreesDevice`, `EstimatesEngine` and `ChecksModel` of `rlcore.protocols.optional`.
+    Optional members: `FreesDevice`, `EstimatesEngine`, `ChecksModel` and `UpdatesInFlight` of
+    `rlcore.protocols.optional`.
     """
 
     Config: type
@@ -53,7 +54,11 @@ class Rollout(Protocol):
         """Replace all weights, or raise and name what is missing or unknown; the next Sample reports `version`.
 
         Drop caches of old weights. The tensors are only borrowed: copy what you keep. They may be on another
-        device."""
+        device.
+
+        With `UpdatesInFlight`, it may also be called in the event loop of running calls of `generate`, between two of
+        their steps, all in one thread that is not the one of the constructor. The responses go on under the new weights, and `token_versions` names the weights that sampled each
+        token. After an update that failed, running calls raise, or go on under the old weights."""
 
     def sleep(self) -> None:
         """Free the device for training. May be called twice."""

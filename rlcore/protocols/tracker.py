@@ -5,6 +5,7 @@ Trackers run on the controller, once per step, in the order of the setting `trac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +42,21 @@ class SampleRecord:
     """Columns of the dataset, such as the answer."""
 
 
+def sample_table(samples: Sequence[SampleRecord]) -> tuple[list[str], list[list[object]]]:
+    """Return samples as a table for trackers: column names and rows; None stands for a missing score."""
+    rows: list[dict[str, object]] = []
+    for it in samples:
+        scores = {f"reward/{name}": score if math.isfinite(score) else None for name, score in it.parts.items()}
+        texts = {"prompt": it.prompt, "completion": it.completion, "finish_reason": it.finish_reason}
+        rows.append({"step": it.step, "prompt_id": it.prompt_id, **texts, "reward": it.reward, **scores})
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return columns, [[row.get(name) for name in columns] for row in rows]
+
+
 class Tracker(Protocol):
     """A destination of metrics and samples. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional member: `ShowsPhase` of `rlcore.protocols.optional`.
+    Optional members: `ShowsPhase` and `ShowsDistributions` of `rlcore.protocols.optional`.
     """
 
     Config: type

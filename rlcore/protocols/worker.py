@@ -18,6 +18,9 @@ class WorkerContext:
     device: str = "cpu"
     host: str = ""
     """Node name, for messages."""
+    concurrent: bool = False
+    """True if calls of the controller may overlap with what the worker does (runtime=ray). Otherwise a worker starts no
+    thread that affects results, so that they are the same in every run."""
 
 
 class Worker(Protocol):
@@ -28,6 +31,9 @@ class Worker(Protocol):
 
     mesh: Mesh
     """Read once, after construction; decides this rank's share and whether its results are collected."""
+
+    def abort(self) -> None:
+        """Cancel what a call waits for, if possible. Called from another thread, before `close`."""
 
     def close(self) -> None:
         """Free all resources. May be called twice."""

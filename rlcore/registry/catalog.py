@@ -118,17 +118,17 @@ def words_of(variable: str) -> list[str]:
 
 def names(word: str, entry: Entry) -> bool:
     """Return whether a word of RLCORE_DISABLE_PLUGINS names this plugin or, in any spelling, its package."""
-    return word == entry.name or normalise(word) == entry.package
+    return word == entry.name or normalize(word) == entry.package
 
 
-def normalise(package: str) -> str:
+def normalize(package: str) -> str:
     """Normalize a distribution name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def is_compatible(entry: Entry, core_version: str) -> bool:
     """Return whether the package's requirement, if any, admits this version of rlcore."""
-    if not entry.requires or entry.package in map(normalise, words_of(IGNORE_VERSIONS)):
+    if not entry.requires or entry.package in map(normalize, words_of(IGNORE_VERSIONS)):
         return True
     from packaging.specifiers import SpecifierSet
 
@@ -144,7 +144,7 @@ def _scan(paths: Sequence[str] | None) -> Iterator[Entry]:
         folder = getattr(distribution, "_path", None)
         match = _DIRECTORY.fullmatch(folder.name) if folder is not None else None
         try:
-            name = normalise(match[1] if match else distribution.metadata["Name"])
+            name = normalize(match[1] if match else distribution.metadata["Name"])
             entries = [] if name in seen else _entries(distribution, name)  # first on the path wins, as for imports
         except (LookupError, TypeError, ValueError, OSError) as error:
             warnings.warn(
@@ -177,10 +177,10 @@ def _requires_rlcore(requirements: Sequence[str]) -> str:
     """Return the version specifiers for rlcore that apply here, lower bound first."""
     from packaging.requirements import Requirement
 
-    parsed = [Requirement(text) for text in requirements if normalise(text).startswith("rlcore")]
+    parsed = [Requirement(text) for text in requirements if normalize(text).startswith("rlcore")]
     own = [
         it
         for it in parsed
-        if normalise(it.name) == "rlcore" and (it.marker is None or it.marker.evaluate({"extra": ""}))
+        if normalize(it.name) == "rlcore" and (it.marker is None or it.marker.evaluate({"extra": ""}))
     ]
     return ",".join(sorted({str(specifier) for it in own for specifier in it.specifier}, reverse=True))

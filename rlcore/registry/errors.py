@@ -79,7 +79,7 @@ def not_found(kind: str, name: str, installed: Sequence[str]) -> PluginNotFound:
 
 
 def missing_dependency(entry: PluginSpec, module: str, extra: str | None) -> PluginImportError:
-    """Return the error E: the plugin is installed, but a package that it needs is not."""
+    """Return the error for a plugin whose dependency is not installed (E)."""
     if extra:
         advice = f"{entry.package} {entry.version} lists it as an extra:\n    pip install '{entry.package}[{extra}]'"
     else:
@@ -101,7 +101,7 @@ def beside(entry: PluginSpec, module: str, folder: str) -> PluginImportError:
 
 
 def incompatible(entry: Entry, core_version: str) -> IncompatiblePlugin:
-    """Return the error F: the plugin was written for another version of rlcore."""
+    """Return the error for a plugin that was written for another version of rlcore (F)."""
     return IncompatiblePlugin(
         f"{entry.package} {entry.version} was written for rlcore{entry.requires}, and rlcore {core_version} is installed.\n"
         + _aligned(
@@ -113,7 +113,7 @@ def incompatible(entry: Entry, core_version: str) -> IncompatiblePlugin:
 
 
 def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin:
-    """Return the error G: several packages provide the name; their order must not decide."""
+    """Return the error for a name that several packages provide (G); their order must not decide."""
     width = max(len(f"{entry.package} {entry.version}") for entry in entries)
     lines = "\n".join(f"    {f'{entry.package} {entry.version}':<{width}}  ({entry.target})" for entry in entries)
     choices = "  or  ".join(option(kind, f"{name}@{entry.package}") for entry in entries)
@@ -125,7 +125,7 @@ def duplicate(kind: str, name: str, entries: Sequence[Entry]) -> DuplicatePlugin
 
 
 def import_failed(entry: PluginSpec, error: BaseException) -> PluginImportError:
-    """Return the error H: the import raised."""
+    """Return the error for a plugin whose import raised (H)."""
     what = f"failed to import: {type(error).__name__}: {error}"
     if entry.package:
         return PluginImportError(
@@ -155,7 +155,7 @@ def _python(place: str, options: str = "") -> str:
 
 
 def no_such_target(entry: PluginSpec, missing: str) -> PluginImportError:
-    """Return the error I: the entry point names something that the package does not have."""
+    """Return the error for an entry point that names something missing from its package (I)."""
     return PluginImportError(
         f"{entry.package} {entry.version} registers {entry.kind} '{entry.name}' as {entry.target}, but there is no {missing}.\n"
         f"That is a packaging mistake in {entry.package}, not in your config. A newer version may fix this:\n"
@@ -164,7 +164,7 @@ def no_such_target(entry: PluginSpec, missing: str) -> PluginImportError:
 
 
 def protocol(entry: PluginSpec, protocol_name: str, misses: Sequence[str]) -> PluginProtocolError:
-    """Return the error J: everything that the plugin lacks."""
+    """Return the error for a plugin that does not meet its protocol (J), with all that it lacks."""
     origin = f" ({entry.package} {entry.version})" if entry.package else ""
     return PluginProtocolError(
         f"{entry.kind} '{entry.name}'{origin} does not meet the {protocol_name} protocol: {'; '.join(misses)}.\n"
@@ -173,7 +173,7 @@ def protocol(entry: PluginSpec, protocol_name: str, misses: Sequence[str]) -> Pl
 
 
 def other_version(package: str, here: str, driver: str, rank: int, host: str) -> IncompatiblePlugin:
-    """Return the error K: controller and worker have different versions."""
+    """Return the error for different versions on controller and worker (K)."""
     return IncompatiblePlugin(
         f"rank {rank} on {host} has {package} {here}; the driver has {driver}. Install one set everywhere:\n"
         + _aligned(
@@ -184,7 +184,7 @@ def other_version(package: str, here: str, driver: str, rank: int, host: str) ->
 
 
 def hidden(entry: Entry, word: str) -> PluginNotFound:
-    """Return the error L: installed, but hidden by an environment variable."""
+    """Return the error for a plugin that an environment variable hides (L)."""
     rest = ",".join(other for other in words_of(DISABLE) if not names(other, entry))
     return PluginNotFound(
         f"{entry.kind} '{entry.name}' is installed ({entry.package} {entry.version}) but hidden by {DISABLE}={word}.\n"

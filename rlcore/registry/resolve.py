@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 from rlcore import version
 from rlcore.errors import PluginError, did_you_mean, did_you_mean_path
 from rlcore.registry import errors
-from rlcore.registry.catalog import MODULE_KINDS, Catalog, Entry, PluginSpec, catalog, is_compatible, normalise
+from rlcore.registry.catalog import MODULE_KINDS, Catalog, Entry, PluginSpec, catalog, is_compatible, normalize
 from rlcore.registry.guard import import_guard
 from rlcore.registry.protocol_check import misses
 from rlcore.registry.versions import installed_version
@@ -79,7 +79,7 @@ def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
     name, _, package = ref.partition("@")
     found = plugins.find(kind, name)
     if package:
-        matching = [entry for entry in found if entry.package == normalise(package)]
+        matching = [entry for entry in found if entry.package == normalize(package)]
         if found and not matching:
             providers = "  or  ".join(errors.option(kind, f"{name}@{entry.package}") for entry in found)
             raise errors.PluginNotFound(f"no package '{package}' provides {kind} '{name}'.\nType  {providers}")
@@ -196,8 +196,8 @@ sys.meta_path.append(_Files())
 
 
 def _lies_beside(place: str, module: str) -> bool:
-    neighbour = Path(place).with_name(module.partition(".")[0])
-    return neighbour.is_dir() or neighbour.with_suffix(".py").is_file()
+    neighbor = Path(place).with_name(module.partition(".")[0])
+    return neighbor.is_dir() or neighbor.with_suffix(".py").is_file()
 
 
 def _no_module(entry: PluginSpec, missing: str) -> PluginError:
@@ -231,9 +231,9 @@ def _extra_for(entry: PluginSpec, module: str) -> str | None:
         requirements = [Requirement(text) for text in metadata.requires(entry.package) or []]
     except (metadata.PackageNotFoundError, ValueError):
         return None
-    wanted = normalise(module.partition(".")[0])
+    wanted = normalize(module.partition(".")[0])
     for requirement in requirements:
         extra = re.search(r"""extra == ["'](.+?)["']""", str(requirement.marker or ""))
-        if extra and normalise(requirement.name) == wanted:
+        if extra and normalize(requirement.name) == wanted:
             return extra[1]
     return None

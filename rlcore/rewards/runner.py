@@ -176,7 +176,7 @@ def _keywords(signature: Signature, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _parts_of(signature: Signature, answer: Any, num_samples: int) -> list[RewardPart]:
     if not signature.batched:
-        return [_part_of(answer, signature)]
+        return [part_of(answer, signature)]
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Sequence) or isinstance(answer, str):
         raise SampleError(f"returned {type(answer).__name__}, not a list of {num_samples}")
@@ -187,13 +187,13 @@ def _parts_of(signature: Signature, answer: Any, num_samples: int) -> list[Rewar
 
 def _part_or_error(value: Any, signature: Signature) -> RewardPart:
     try:
-        return _part_of(value, signature)
+        return part_of(value, signature)
     except SampleError as error:
         return RewardPart("error", message=_describe(error))
 
 
-def _part_of(answer: Any, signature: Signature) -> RewardPart:
-    """Return a score or a skip; raise SampleError for anything else."""
+def part_of(answer: Any, signature: Signature) -> RewardPart:
+    """Convert the answer of a reward to a score or a skip; raise SampleError for anything else."""
     metrics: Mapping[str, Any] = {}
     if isinstance(answer, RewardResult):
         answer, metrics = answer.value, answer.metrics

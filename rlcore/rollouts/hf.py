@@ -113,6 +113,11 @@ class HFRollout:
         """Return True: the model can be offloaded."""
         return True
 
+    @staticmethod
+    def in_flight_updates(config: HFConfig) -> bool:
+        """Return True: running sequences are prefilled again under new weights."""
+        return True
+
     def sleep(self) -> None:
         """Offload the weights. The KV cache exists only during `generate`."""
         self._state.is_asleep = True
@@ -218,6 +223,7 @@ class _Decoding:
             row.outbox = outbox
         self._waiting.extend(rows)
 
+    @torch.inference_mode()
     def remove(self, rows: Sequence[_Row]) -> None:
         """Remove these rows, finished or not."""
         gone = set(rows)

@@ -9,7 +9,7 @@ A suite is a class of pytest tests for the behavior on which the core relies. A 
             return MyEngine(MyConfig(), model=model, context=context)
 
 The suites need pytest; the fakes do not. Names are imported on first use. In addition, `rlcore.testing.training`
-compares the ranks of a backend with `local`, and `rlcore.testing.runs` configures small runs.
+compares the ranks of a backend with `local`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlcore.testing.algorithm import AlgorithmContract
-    from rlcore.testing.backend import BackendContract
-    from rlcore.testing.dataset import DatasetContract
-    from rlcore.testing.dispatch import DispatchContract, RowDispatchContract
-    from rlcore.testing.environment import EnvironmentContract
-    from rlcore.testing.fakes import FakeConfig, FakeRoles, FakeRollout
-    from rlcore.testing.ranks import run_ranks
-    from rlcore.testing.reward import RewardContract
-    from rlcore.testing.rollout import ModelRolloutContract, RolloutContract
-    from rlcore.testing.tracker import TrackerContract
+    from rlcore.testing.algorithm import AlgorithmContract as AlgorithmContract
+    from rlcore.testing.backend import BackendContract as BackendContract
+    from rlcore.testing.dataset import DatasetContract as DatasetContract
+    from rlcore.testing.dispatch import DispatchContract as DispatchContract
+    from rlcore.testing.dispatch import RowDispatchContract as RowDispatchContract
+    from rlcore.testing.environment import EnvironmentContract as EnvironmentContract
+    from rlcore.testing.fakes import FakeConfig as FakeConfig
+    from rlcore.testing.fakes import FakeRoles as FakeRoles
+    from rlcore.testing.fakes import FakeRollout as FakeRollout
+    from rlcore.testing.ranks import run_ranks as run_ranks
+    from rlcore.testing.reward import RewardContract as RewardContract
+    from rlcore.testing.rollout import ModelRolloutContract as ModelRolloutContract
+    from rlcore.testing.rollout import RolloutContract as RolloutContract
+    from rlcore.testing.tracker import TrackerContract as TrackerContract
 
 _HOME = {
     "AlgorithmContract": "algorithm",
@@ -45,22 +49,7 @@ _HOME = {
     "run_ranks": "ranks",
 }
 
-__all__ = [
-    "AlgorithmContract",
-    "BackendContract",
-    "DatasetContract",
-    "DispatchContract",
-    "EnvironmentContract",
-    "FakeConfig",
-    "FakeRoles",
-    "FakeRollout",
-    "ModelRolloutContract",
-    "RewardContract",
-    "RolloutContract",
-    "RowDispatchContract",
-    "TrackerContract",
-    "run_ranks",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from rlcore.data.units import whole_units
 from rlcore.protocols.algorithm import Algorithm
 from rlcore.protocols.optional import TrainsUnits
 from rlcore.registry import resolve
-from rlcore.testing.expect import allowed, equal, well_spelt
+from rlcore.testing.expect import allowed, equal, no_misspelled_member
 from rlcore.testing.fakes import FakeRoles
 from rlcore.types import LossTerms, Mean, TokenOutputs
 from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
@@ -38,15 +38,15 @@ class AlgorithmContract:
         """Return a new instance, always with the same settings."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
-    def test_no_optional_member_is_misspelt(self) -> None:
-        well_spelt("algorithm", self.make())
+    def test_no_optional_member_is_misspelled(self) -> None:
+        no_misspelled_member("algorithm", self.make())
 
-    def test_its_roles_are_an_actor_and_what_it_reads_for(self) -> None:
+    def test_roles_contain_an_actor_and_all_readers(self) -> None:
         names = [role.name for role in self.make().roles()]
-        assert "actor" in names and len(names) == len(set(names)), f"each role once, an actor among them; got {names}"
-        equal(
-            sorted({*self.make().reads()} - {*names}), [], f"reads() names roles of this config, {names}; these are not"
+        assert "actor" in names and len(names) == len(set(names)), (
+            f"roles() must have an actor and no duplicates; got {names}"
         )
+        equal(sorted({*self.make().reads()} - {*names}), [], f"reads() may name only the roles {names}, not these")
 
     def test_collect_provides_every_column_that_it_promises(self) -> None:
         algorithm, _, experience = self.collected()
@@ -54,30 +54,28 @@ class AlgorithmContract:
         equal(
             sorted(promised - {*experience.columns}),
             [],
-            "the planner relies on writes() and reads(); these columns are missing",
+            "collect() must return the columns of writes() and reads(); these are missing",
         )
 
     def test_collect_keeps_every_sample_with_its_own_tokens(self) -> None:
         _, roles, experience = self.collected()
-        equal(
-            roles.store.num_far_reads, 0, "token columns stay in the workers: fetch row columns, apply() does the rest"
-        )
-        assert roles.generated is not None, "collect() has its samples from roles.generate or roles.demonstrations"
+        equal(roles.store.num_far_reads, 0, "token columns must stay in the workers: fetch row columns, use apply()")
+        assert roles.generated is not None, "collect() must use roles.generate or roles.demonstrations"
         found, drawn = by_sample(experience.local()), by_sample(roles.generated)
         wanted = drawn if self.keeps_every_sample else [sample for sample in drawn if sample in found]
-        equal(found, wanted, "every sample once, with its own tokens")
+        equal(found, wanted, "collect() must return every sample once, with its own tokens")
 
-    def test_a_step_without_any_scored_sample_passes(self) -> None:
-        with allowed("if every reward failed, no row is left and the run continues"):
+    def test_a_step_without_scored_samples_succeeds(self) -> None:
+        with allowed("if every reward failed, no row is left and the run must continue"):
             algorithm, roles, experience = self.collected(keep_scored=False)
             metrics = algorithm.update(roles, experience)
         assert all(isinstance(mean, Mean) for mean in metrics.values()), (
-            f"metrics are Mean, so that they merge: {metrics}"
+            f"metrics must be Mean, so that they can be merged: {metrics}"
         )
 
-    def test_losses_read_only_declared_columns_and_change_nothing(self) -> None:
+    def test_losses_read_only_declared_columns_and_modify_nothing(self) -> None:
         for (role, batch, loss), (_, fresh, _) in zip(self.losses(), self.losses()):
-            with allowed(f"only what reads()[{role!r}] names travels to the loss"):
+            with allowed(f"only what reads()[{role!r}] names is sent to the loss"):
                 first, second = loss(outputs(batch), batch), loss(outputs(batch), batch)
             assert torch.equal(first.terms, second.terms), (
                 f"the loss of {role} is a pure function; its second call differs"
@@ -87,7 +85,7 @@ class AlgorithmContract:
             with allowed("metrics of a loss are one value per token, per row or per unit"):
                 reduce_metrics(first.metrics, batch)
 
-    def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(self) -> None:
+    def test_the_gradient_does_not_depend_on_micro_batches(self) -> None:
         for role, batch, loss in self.losses():
             whole = gradient(loss, batch)
             with allowed(f"the loss of {role} must work for any rows; if it compares rows, declare their `unit`"):
@@ -117,12 +115,12 @@ class AlgorithmContract:
                 finite, [True, True], f"the loss of {role} far from the old outputs: exp() of a log-ratio needs a bound"
             )
 
-    def test_better_answers_become_likelier(self) -> None:
+    def test_better_responses_become_more_likely(self) -> None:
         _, batch, loss = self.losses()[0]
         push, best = -batch.per_row(gradient(loss, batch)), self.better(self.collected()[2])
         others = push[~best] if not bool(best.all()) else torch.zeros(1)
         assert float(push[best].min()) > float(others.max()), (
-            f"rewarded answers must become likelier than others; a step pushes them by {push[best]}, others by {push[~best]}"
+            f"rewarded responses must become more likely than others; their changes: {push[best]}, of others: {push[~best]}"
         )
 
     def test_update_trains_on_every_sample_with_counts_of_the_mini_batch(self) -> None:
@@ -170,22 +168,18 @@ class AlgorithmContract:
         algorithm, roles, experience = self.collected()
         roles.actor.skipped = 1.0
         found = algorithm.update(roles, experience).get("actor/skipped", Mean(0.0)).value
-        equal(
-            found > 0, True, "the loop ends a run whose steps are all skipped; it looks at 'actor/skipped' of update()"
-        )
+        equal(found > 0, True, "update() must return 'actor/skipped'; the loop ends runs that only skip steps")
 
-    def test_state_is_json_and_a_resume_goes_on_in_the_same_way(self) -> None:
+    def test_state_is_json_and_a_resume_is_exact(self) -> None:
         algorithm, resumed = self.make(), self.make()
         self.step(algorithm)
-        with allowed("state_dict() goes into a JSON file"):
+        with allowed("state_dict() must be JSON: it is written to a file"):
             resumed.load_state_dict(json.loads(json.dumps(algorithm.state_dict())))
-        equal(
-            self.step(resumed), self.step(algorithm), "a resumed run trains on the same mini-batches in the same order"
-        )
-        equal(resumed.state_dict(), algorithm.state_dict(), "after the same steps the state is the same")
+        equal(self.step(resumed), self.step(algorithm), "a resumed run must train on the same mini-batches")
+        equal(resumed.state_dict(), algorithm.state_dict(), "after the same steps the state must be the same")
 
     def better(self, experience: Batch) -> Tensor:
-        """Return [B] bool: samples that must become likelier than the others, or than before if there are no others."""
+        """Return [B] bool: samples that must become more likely than the others, or than before if there are no others."""
         return experience.fetch("reward") > 0  # type: ignore[no-any-return]
 
     def collected(
@@ -241,7 +235,7 @@ def by_sample(batch: Batch) -> list[tuple[int, list[int]]]:
 
 
 def parts_of(batch: Batch) -> list[list[int]]:
-    """Return the smallest parts into which the core may cut a batch: its units, or its rows."""
+    """Return the smallest parts into which the core may split a batch: its units, or its rows."""
     return [rows.tolist() for rows in np.split(np.arange(len(batch)), batch.unit_sizes().cumsum()[:-1])]
 
 

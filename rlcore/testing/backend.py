@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.data.batch import Batch
 from rlcore.errors import UserError
 from rlcore.protocols.backend import Backend, BackendContext, ModelConfig, OptimizerConfig
-from rlcore.testing.expect import allowed, equal, raises, well_spelt
+from rlcore.testing.expect import allowed, equal, no_misspelled_member, raises
 from rlcore.testing.model import UsesModel, plain_model
 from rlcore.types import Mean, Metrics, TokenOutputs
 
@@ -34,10 +34,10 @@ class BackendContract(UsesModel):
         model = ModelConfig(path=path, max_tokens_per_device=max_tokens)
         return self.make(model, optimizer, BackendContext(**({"device": self.device} | context)))
 
-    def test_no_optional_member_is_misspelt(self, model_path: str) -> None:
-        well_spelt("backend", self.new(model_path))
+    def test_no_optional_member_is_misspelled(self, model_path: str) -> None:
+        no_misspelled_member("backend", self.new(model_path))
 
-    def test_outputs_are_those_of_the_plain_model_at_the_temperature(self, model_path: str) -> None:
+    def test_outputs_match_the_plain_model_at_the_temperature(self, model_path: str) -> None:
         out = self.new(model_path).forward(self.batch(), temperature=0.7)
         log_probs, entropy = plain_outputs(model_path, self.batch(), 0.7)
         self.near(out.log_probs, log_probs, "log_probs[i] is of token i given those before it, zero outside loss_mask")
@@ -53,11 +53,11 @@ class BackendContract(UsesModel):
     def test_a_share_without_rows_works(self, model_path: str) -> None:
         backend, empty = self.new(model_path), self.batch().take([])
         found = on_cpu(backend.forward(empty, temperature=1.0).log_probs)
-        equal(len(found), 0, "some ranks get no rows; no rows in, no tokens out")
+        equal(len(found), 0, "some ranks get no rows, and must return no tokens")
         backend.forward_backward(empty, likelihood, temperature=1.0)
-        assert "lr" in backend.step(), "a rank whose share is empty still steps with the others"
+        assert "lr" in backend.step(), "a rank with an empty share must still take part in the step"
 
-    def test_a_value_head_gives_values(self, model_path: str) -> None:
+    def test_a_value_head_returns_values(self, model_path: str) -> None:
         mask = self.batch()["loss_mask"].cpu()
         values = on_cpu(self.new(model_path, head="value").forward(self.batch(), temperature=1.0).values)
         equal(values.shape, mask.shape, "values are one per token of the batch")
@@ -94,7 +94,7 @@ class BackendContract(UsesModel):
             together = len(held) == 1 and [row for row in held[0] if row in unit] == unit
             assert together, f"rows with one unit_id must be in one micro-batch, in order; {unit} are in {held}"
 
-    def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(self, model_path: str) -> None:
+    def test_the_gradient_does_not_depend_on_micro_batches(self, model_path: str) -> None:
         whole, small, halves = self.new(model_path), self.new(model_path, max_tokens=9), self.new(model_path)
         start = flat(whole)
         self.train(whole)
@@ -139,16 +139,16 @@ class BackendContract(UsesModel):
         assert torch.equal(flat(bad), flat(good)), "a gradient that is not finite must not change the weights"
         for one in (good, bad):
             self.train(one)
-        assert torch.equal(flat(bad), flat(good)), "the step after a skipped one must be as if that had not been"
+        assert torch.equal(flat(bad), flat(good)), "a skipped step must not affect the next one"
 
-    def test_weights_have_hugging_face_names_and_the_bits_of_the_model(self, model_path: str) -> None:
+    def test_weights_have_hugging_face_names_and_exact_values(self, model_path: str) -> None:
         found = {name: tensor.detach().cpu() for name, tensor in self.new(model_path).weights()}
         wanted = dict(plain_model(model_path).named_parameters())
         equal(
             sorted(found.keys() - {"lm_head.weight"}), sorted(wanted.keys() - {"lm_head.weight"}), "names of the model"
         )
         other = [name for name in wanted if name in found and not torch.equal(found[name].float(), wanted[name])]
-        equal(other, [], "untrained weights must have the bits of the files; these differ")
+        equal(other, [], "untrained weights must equal those of the files exactly; these differ")
 
     def test_weights_of_another_model_are_copied_exactly(self, model_path: str) -> None:
         source, target = self.new(model_path), self.new(model_path, trained=False)
@@ -156,7 +156,7 @@ class BackendContract(UsesModel):
         for _ in range(3):
             self.train(source)
         target.load_weights(lent(source.weights()))
-        assert torch.equal(flat(target), flat(source)), "mix=1 copies the bits of the tensors, which are only borrowed"
+        assert torch.equal(flat(target), flat(source)), "mix=1 must copy the values; the sender reuses the tensors"
         found, wanted = self.log_probs(target)["x"], self.log_probs(source)["x"]
         assert float((wanted - before).abs().max()) > 10 * self.tolerance, "three steps at lr=0.05 changed no log-prob"
         self.near(found, wanted, "forward must use the loaded weights")
@@ -171,7 +171,7 @@ class BackendContract(UsesModel):
             wanted = 0.75 * flat(target) + 0.25 * flat(source)
             target.load_weights(lent(source.weights()), 0.25)
             gap = float((flat(target) - wanted).abs().max())
-            assert gap <= 1e-6, f"mix=0.25 keeps 3/4 of each parameter and adds 1/4 of the new one; off by {gap:.3g}"
+            assert gap <= 1e-6, f"mix=0.25 must keep 3/4 of each parameter and add 1/4 of the new one; off by {gap:.3g}"
 
     def test_loading_weights_keeps_the_optimizer(self, model_path: str) -> None:
         optimizer = OptimizerConfig(lr=0.01, warmup_steps=3)
@@ -181,7 +181,7 @@ class BackendContract(UsesModel):
         backend.load_weights(lent(stayed.weights()))
         for one in (backend, stayed):
             self.train(one)
-        assert torch.equal(flat(backend), flat(stayed)), "moments and the number of steps stay when weights are loaded"
+        assert torch.equal(flat(backend), flat(stayed)), "loading weights must keep the moments and the number of steps"
 
     def test_loading_weights_keeps_the_value_head(self, model_path: str) -> None:
         critic = self.new(model_path, head="value")
@@ -189,7 +189,7 @@ class BackendContract(UsesModel):
         with allowed("a critic takes the weights of a model without a value head, and keeps its own head"):
             critic.load_weights(lent(self.new(model_path, seed=1).weights()))
         found = critic.forward(self.batch(), temperature=1.0).values
-        self.near(found, before, "the value head must stay when weights are loaded")
+        self.near(found, before, "loading weights must keep the value head")
 
     def test_weights_that_do_not_fit_are_refused_by_name(self, model_path: str) -> None:
         backend = self.new(model_path)
@@ -210,7 +210,7 @@ class BackendContract(UsesModel):
                 self.log_probs(backend)
             with raises("weights() must raise after a failed update: the model may be a mixture"):
                 flat(backend)
-            with raises("mix=0.5 must raise after a failed update: half of a mixture is kept"):
+            with raises("mix=0.5 must raise after a failed update: it would keep half of a mixture"):
                 backend.load_weights(iter(new), 0.5)
         backend.load_weights(iter(old))
         with allowed("a complete update must restore a model after a failed one"):
@@ -227,13 +227,13 @@ class BackendContract(UsesModel):
             with allowed("load_weights is called while the model is offloaded"):
                 target.load_weights(lent(source.weights()), mix)
             target.reload()
-            assert torch.equal(flat(target), flat(stayed)), "weights that arrive while the model is away must stay"
+            assert torch.equal(flat(target), flat(stayed)), "reload() must keep weights that were loaded before it"
             if trained:
                 for one in (target, stayed):
                     self.train(one)
                 assert torch.equal(flat(target), flat(stayed)), "training continues from the loaded weights"
 
-    def test_a_loaded_checkpoint_goes_on_exactly(self, model_path: str, tmp_path: Path) -> None:
+    def test_a_loaded_checkpoint_resumes_exactly(self, model_path: str, tmp_path: Path) -> None:
         optimizer = OptimizerConfig(lr=0.01, warmup_steps=3)
         backend, resumed = self.new(model_path, optimizer), self.new(model_path, optimizer, seed=1)
         self.train(backend)
@@ -244,17 +244,17 @@ class BackendContract(UsesModel):
         for one in (backend, resumed):
             self.train(one)
         same = torch.equal(flat(resumed), flat(backend))
-        assert same, "a resume has the same bits: weights, moments and the number of steps belong to a checkpoint"
+        assert same, "a resume must be bitwise exact: a checkpoint contains weights, moments and the number of steps"
 
-    def test_a_frozen_model_that_got_weights_is_saved(self, model_path: str, tmp_path: Path) -> None:
+    def test_a_frozen_model_that_received_weights_is_saved(self, model_path: str, tmp_path: Path) -> None:
         source = self.new(model_path)
         frozen, resumed = (self.new(model_path, trained=False) for _ in range(2))
         self.train(source)
         frozen.load_weights(source.weights(), 0.25)
-        with allowed("a frozen model that got other weights belongs to a checkpoint"):
+        with allowed("a checkpoint must contain a frozen model that received other weights"):
             frozen.save(tmp_path)
             resumed.load(tmp_path)
-        assert torch.equal(flat(resumed), flat(frozen)), "a resume has the bits of the saved model"
+        assert torch.equal(flat(resumed), flat(frozen)), "a resumed run must have exactly the saved weights"
 
     def test_a_broken_checkpoint_changes_nothing(self, model_path: str, tmp_path: Path) -> None:
         backend, other = self.new(model_path), self.new(model_path)
@@ -266,7 +266,7 @@ class BackendContract(UsesModel):
             beside = path.rename(path.with_suffix(".away"))
             with raises(f"load() must raise when {path.name} is missing"):
                 other.load(tmp_path)
-            assert torch.equal(flat(other), before), f"load() without {path.name} raised after it had changed weights"
+            assert torch.equal(flat(other), before), f"load() without {path.name} changed weights before it failed"
             beside.rename(path)
 
     def test_an_exported_critic_gives_the_same_values(self, model_path: str, tmp_path: Path) -> None:
@@ -282,20 +282,20 @@ class BackendContract(UsesModel):
         found, wanted = (on_cpu(one.forward(self.batch(), temperature=1.0).values) for one in (other, critic))
         self.near(found, wanted, "values of an exported critic, which may become a reward model")
 
-    def test_offload_and_reload_bring_everything_back(self, model_path: str) -> None:
+    def test_offload_and_reload_restore_everything(self, model_path: str) -> None:
         backend, stayed = self.new(model_path), self.new(model_path)
         self.train(backend)
         before = flat(backend)
         backend.offload()
         backend.offload()
         with allowed("weights() must work while the model is offloaded: with device sharing, they are sent then"):
-            assert torch.equal(flat(backend), before), "an offloaded model has the weights that it had"
+            assert torch.equal(flat(backend), before), "offload() must not change the weights"
         backend.reload()
         backend.reload()
         self.train(backend)
         for _ in range(2):
             self.train(stayed)
-        assert torch.equal(flat(backend), flat(stayed)), "offload() and reload() must bring model and optimizer back"
+        assert torch.equal(flat(backend), flat(stayed)), "reload() must restore the model and the optimizer"
 
     def test_a_frozen_model_gives_the_same_outputs(self, model_path: str) -> None:
         frozen, trained = (self.log_probs(self.new(model_path, trained=one))["x"] for one in (False, True))
@@ -346,7 +346,7 @@ def on_cpu(tensor: Tensor | None) -> Tensor:
 
 
 def lent(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield copies, each of which is erased when the next one is requested: the receiver only borrows them."""
+    """Yield copies, each of which is overwritten with zeros when the next one is requested."""
     for name, tensor in weights:
         held = tensor.detach().clone()
         yield name, held

@@ -37,22 +37,22 @@ class DispatchContract:
     def test_every_rank_gets_a_call_or_none(self) -> None:
         for meshes in _GRIDS:
             calls = self.make().split(self.call(meshes), meshes)
-            equal(len(calls), len(meshes), "split answers for each rank, in rank order")
+            equal(len(calls), len(meshes), "split must return one entry for each rank, in rank order")
             good = any(calls) and all(one is None or isinstance(one, Call) for one in calls)
-            assert good, f"each entry is a Call or None, and some rank is called; got {calls}"
+            assert good, f"each entry must be a Call or None, and at least one a Call; got {calls}"
 
-    def test_the_callers_arguments_stay_as_they_are(self) -> None:
+    def test_split_does_not_modify_its_arguments(self) -> None:
         for meshes in _GRIDS:
             call = self.call(meshes)
             self.make().split(call, meshes)
             equal(show(call), show(self.call(meshes)), "split must not change its arguments")
 
-    def test_results_are_in_rank_order_without_ranks_that_were_not_called(self) -> None:
+    def test_results_are_in_rank_order_and_skip_ranks_not_called(self) -> None:
         for meshes in _GRIDS:
             mode = self.make()
             calls = mode.split(self.call(meshes), meshes)
             outputs = [None if one is None else self.answer(one, mesh) for one, mesh in zip(calls, meshes)]
-            with allowed("collect gets None for a rank that was not called"):
+            with allowed("collect must accept None for a rank that was not called"):
                 result = mode.collect(outputs, meshes)
             assert result is not None, "a rank was called, so collect() must return its result"
             if isinstance(result, list):
@@ -73,9 +73,9 @@ class RowDispatchContract(DispatchContract):
             for num_rows in (5, 4, 1, 0):
                 calls = self.make().split(self.call(meshes, num_rows), meshes)
                 shares = [one.args[0]["row"].tolist() for one in calls if one is not None]
-                equal(len(shares), len(meshes), "every rank must be called, without rows too: collectives wait for all")
+                equal(len(shares), len(meshes), "every rank must be called, even without rows: collectives wait for it")
                 first = {mesh.dp_rank: share for share, mesh in reversed(list(zip(shares, meshes)))}
-                equal(shares, [first[mesh.dp_rank] for mesh in meshes], "ranks of one dp_rank get the same rows")
+                equal(shares, [first[mesh.dp_rank] for mesh in meshes], "ranks of one dp_rank must get the same rows")
                 laid = [row for dp_rank in sorted(first) for row in first[dp_rank]]
                 equal(laid, list(range(num_rows)), "the shares in order of dp_rank must be the rows in order")
 
@@ -89,7 +89,7 @@ class RowDispatchContract(DispatchContract):
                 whole = any(set(unit) <= set(share) for share in shares.values())
                 assert whole, f"rows with one unit_id must be in one share; {unit} are cut: {shares}"
 
-    def test_collect_joins_one_result_of_each_share_in_row_order(self) -> None:
+    def test_collect_merges_one_result_per_share_in_row_order(self) -> None:
         for meshes in _GRIDS:
             for num_rows in (5, 1, 0):
                 calls = self.make().split(self.call(meshes, num_rows), meshes)
@@ -97,15 +97,15 @@ class RowDispatchContract(DispatchContract):
                 result = self.make().collect(outputs, meshes)
                 found = result["rows"].total if self.metrics else result["row"].tolist()
                 wanted = num_rows if self.metrics else list(range(num_rows))
-                equal(found, wanted, "only results of ranks whose mesh has `returns` are collected, in row order")
+                equal(found, wanted, "collect must use the ranks whose mesh has `returns`, in row order")
 
-    def test_named_batches_are_split_and_all_else_goes_to_every_rank(self) -> None:
+    def test_named_batches_are_split_and_other_arguments_replicated(self) -> None:
         for meshes in _GRIDS:
             calls = self.make().split(Call((3,), {"batch": rows(4), "name": "x"}), meshes)
             sizes = {mesh.dp_rank: len(one.kwargs["batch"]) for one, mesh in zip(calls, meshes) if one is not None}
-            equal(sum(sizes.values()), 4, f"batch=… must be split as a positional batch is: {sizes}")
+            equal(sum(sizes.values()), 4, f"batch=… must be split like a positional batch: {sizes}")
             rest = [(one.args, one.kwargs["name"]) for one in calls if one is not None]
-            equal(rest, [((3,), "x")] * len(meshes), "arguments that are no batch go to every rank as they are")
+            equal(rest, [((3,), "x")] * len(meshes), "arguments other than batches must go to every rank unchanged")
 
 
 def rows(number: int) -> Batch:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlcore.protocols.environment import Completion, Message, Step
 from rlcore.protocols.optional import HasTools
-from rlcore.testing.expect import allowed, equal, well_spelt
+from rlcore.testing.expect import allowed, equal, no_misspelled_member
 
 _ODD = (
     "",
@@ -60,24 +60,24 @@ class EnvironmentContract:
         """Return a new environment, for one episode."""
         raise NotImplementedError(f"{type(self).__name__} must override make(self)")
 
-    def test_no_optional_member_is_misspelt(self) -> None:
-        well_spelt("environment", self.make())
+    def test_no_optional_member_is_misspelled(self) -> None:
+        no_misspelled_member("environment", self.make())
 
     def test_the_examples_get_their_rewards(self) -> None:
         found = [self.play(row, texts).reward for row, texts, _ in self.episodes()]
         equal(found, [reward for _, _, reward in self.examples], "the rewards of the examples")
 
-    def test_the_row_is_left_as_it_was(self) -> None:
+    def test_the_row_is_not_modified(self) -> None:
         for row, texts, _ in self.episodes():
             before = copy.deepcopy(row)
-            with allowed("other episodes of the same prompt are given the same row"):
+            with allowed("the row must not be modified: other episodes of the prompt get the same object"):
                 self.play(row, texts)
-            equal(row, before, "other episodes of the same prompt are given the same row")
+            equal(row, before, "the row must not be modified: other episodes of the prompt get the same object")
 
-    def test_anything_that_a_model_writes_is_answered(self) -> None:
+    def test_any_response_is_answered(self) -> None:
         row = self.episodes()[0][0]
         for text in _ODD:
-            with allowed(f"models write anything, such as {text!r:.40}; answer with messages or be done"):
+            with allowed(f"a model may write anything, such as {text!r:.40}; return messages, or done=True"):
                 self.play(row, [text])
 
     def test_the_last_turn_has_a_reward(self) -> None:
@@ -88,17 +88,17 @@ class EnvironmentContract:
                 f"an episode of three turns, {text!r:.40} in each, has no reward; the third has completion.last: score it"
             )
 
-    def test_the_same_episode_goes_the_same_way_again(self) -> None:
+    def test_episodes_are_reproducible(self) -> None:
         for row, texts, _ in self.episodes():
-            equal(self.play(row, texts), self.play(row, texts), "a resumed run plays an episode again")
+            equal(self.play(row, texts), self.play(row, texts), "the same responses must give the same episode")
 
-    def test_episodes_do_not_see_each_other(self) -> None:
+    def test_episodes_are_independent(self) -> None:
         alone = [self.play(row, texts) for row, texts, _ in self.episodes()]
 
         async def together() -> list[Played]:
             return list(await asyncio.gather(*(self._play(row, texts, False) for row, texts, _ in self.episodes())))
 
-        rule = "many episodes run concurrently in one thread, and this must not change their results"
+        rule = "episodes run concurrently in one thread, which must not change their results"
         with allowed(rule):
             found = self.run(together())
         equal(found, alone, rule)
@@ -108,7 +108,7 @@ class EnvironmentContract:
 
         environment = self.make()
         for tool in environment.tools if isinstance(environment, HasTools) else ():
-            with allowed("the chat template shows tools by their types and docstring"):
+            with allowed("tools need type annotations and a docstring, which the chat template shows to the model"):
                 get_json_schema(tool)
 
     def episodes(self) -> list[tuple[Mapping[str, Any], Sequence[str], float | None]]:

@@ -36,7 +36,7 @@ def allowed(rule: str) -> Iterator[None]:
         raise AssertionError(f"{rule}; it raised {error!r}") from error
 
 
-def well_spelt(kind: str, plugin: object) -> None:
+def no_misspelled_member(kind: str, plugin: object) -> None:
     """Fail if a member of a plugin is close to an optional member of its kind."""
     found = misspellings(kind, plugin)
     assert not found, f"the core ignores members that it does not know: {' '.join(found)}"

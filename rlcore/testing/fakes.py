@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +18,8 @@ from rlcore.controller.future import Future
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
 from rlcore.data.transcript import Transcript, transcripts_batch
-from rlcore.errors import InfrastructureError, ModelError, SampleError
+from rlcore.errors import InfrastructureError
+from rlcore.kits.engine.checks import ExpectedWeights, Readiness, read_limits
 from rlcore.models.load import check_directory, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
@@ -43,13 +42,13 @@ class FakeConfig:
     fault: Literal["none", "raise", "die", "hang", "late"] = "none"
     """raise: InfrastructureError; die: the process ends; hang: no sample for an hour; late: after `late_s`."""
     fault_after: int = 0
-    """Samples that this engine yields before the fault, over all calls."""
+    """Samples that this engine begins before the fault, over all calls."""
     late_s: float = 0.1
     """Delay of the fault "late", in seconds."""
 
 
 class FakeRollout:
-    """An engine without a model. It reads only sizes, names of weights and the tokenizer from the model's directory."""
+    """An engine without a model, which returns a token of each call at a time. It reads only sizes, names of weights and the tokenizer from the model's directory."""
 
     Config = FakeConfig
 
@@ -60,22 +59,13 @@ class FakeRollout:
         self.requests: list[Request] = []
         """All requests to this engine."""
         self.version = 0
-        self._config, self._path = config, model.path
-        directory = check_directory(model.path)
-        sizes = json.loads((directory / "config.json").read_text())
-        sizes = sizes.get("text_config", sizes)
-        self._vocab_size = int(sizes["vocab_size"])
-        self._context_length = int(sizes.get("max_position_embeddings", 2**31))
-        end = sizes.get("eos_token_id")
-        self._end_ids: list[int] = [0] if end is None else [end] if isinstance(end, int) else list(end)
-        self._shapes = _weight_shapes(directory)
-        if sizes.get("tie_word_embeddings", False):
-            self._shapes.pop("lm_head.weight", None)
-        self._num_yielded = 0
-        self._unusable = ""
+        self._config, self._path = config, str(check_directory(model.path))
+        self._limits, self._expected, self._state = read_limits(self._path), ExpectedWeights(self._path), Readiness()
+        self._end_ids = self._limits.end_ids or (0,)
+        self._num_begun = 0
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
-        self._check_usable()
+        self._state.check()
         self.requests += requests
         responses = [(request, *self._respond(request)) for request in requests]
         if self._config.order == "reversed":
@@ -84,65 +74,61 @@ class FakeRollout:
             responses.sort(key=lambda response: len(response[1]))
         for request, token_ids, finish_reason in responses:
             await self._go_wrong()
-            self._check_usable()
-            self._num_yielded += 1
+            self._num_begun += 1
+            versions = []
+            for _ in token_ids:
+                self._state.check()
+                versions.append(self.version)
+                await asyncio.sleep(0)
+            self._state.check()
             yield Sample(
                 request_id=request.request_id,
                 token_ids=token_ids,
                 log_probs=[-math.log(1 + _hash(request.seed, i, token) % 50) for i, token in enumerate(token_ids)],
                 finish_reason=finish_reason,
-                policy_version=self.version,
+                policy_version=versions[-1],
+                token_versions=versions,
             )
             await asyncio.sleep(0)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Check names and shapes; with tied embeddings, the head is optional."""
-        self._unusable = f"loading version {version} did not finish"
-        missing = dict(self._shapes)
-        for name, tensor in weights:
-            if self._shapes.get(name, tuple(tensor.shape) if name == "lm_head.weight" else None) != tuple(tensor.shape):
-                raise ModelError(f"weight '{name}' {tuple(tensor.shape)} is unknown\nGive both sides one model.path.")
-            missing.pop(name, None)
-        if missing:
-            raise ModelError(f"{len(missing)} weights are missing, the first is '{next(iter(missing))}'\nSend all.")
-        self.version, self._unusable = version, ""
+        with self._state.loading(version):
+            for _ in self._expected.checked(weights, version):
+                pass
+        self.version = version
 
     @staticmethod
     def frees_device(config: FakeConfig) -> bool:
         """Return True: it uses no device."""
         return True
 
+    @staticmethod
+    def in_flight_updates(config: FakeConfig) -> bool:
+        """Return True: the next token of each call has the new version."""
+        return True
+
     def sleep(self) -> None:
-        self._unusable = self._unusable or "it sleeps"
+        self._state.is_asleep = True
 
     def wake(self) -> None:
-        self._unusable = "" if self._unusable == "it sleeps" else self._unusable
+        self._state.is_asleep = False
 
     def close(self) -> None:
-        self._unusable = "it is closed"
-
-    def _check_usable(self) -> None:
-        if self._unusable:
-            raise InfrastructureError(f"the fake engine cannot generate: {self._unusable}\nWake it, or load it again.")
+        self._state.is_closed = True
 
     async def _go_wrong(self) -> None:
         fault = self._config.fault
-        if fault == "none" or self._num_yielded != self._config.fault_after:
+        if fault == "none" or self._num_begun != self._config.fault_after:
             return
         if fault == "raise":
-            raise InfrastructureError("the fake engine fails, as it was told to\nSet fault=none.")
+            raise InfrastructureError("the fake engine fails because fault=raise\nSet fault=none.")
         if fault == "die":
             os._exit(1)
         await asyncio.sleep(_HANG_S if fault == "hang" else self._config.late_s)
 
     def _respond(self, request: Request) -> tuple[list[int], Literal["stop", "length"]]:
-        sampling, prompt = request.sampling, list(request.prompt_ids)
-        room = min(sampling.max_response_tokens, self._context_length - len(prompt))
-        if not prompt or room < 1:
-            raise SampleError(
-                f"request {request.request_id}: a prompt of {len(prompt)} tokens does not fit in a context of"
-                f" {self._context_length}\nType  data.max_prompt_tokens={self._context_length - 1} data.overlong=drop"
-            )
+        room, sampling = self._limits.room(request), request.sampling
         end_ids = {*self._end_ids, *sampling.stop_token_ids}
         token_ids: list[int] = []
         for token in self._tokens(request):
@@ -161,21 +147,11 @@ class FakeRollout:
             return
         seed = 0 if request.sampling.temperature == 0 else request.seed
         for position in range(request.sampling.max_response_tokens):
-            yield _hash(seed, position, *request.prompt_ids) % self._vocab_size
+            yield _hash(seed, position, *request.prompt_ids) % self._limits.vocab_size
 
     def _stopped(self, token_ids: list[int], stop: Sequence[str]) -> bool:
         text = str(load_tokenizer(self._path).decode(token_ids, clean_up_tokenization_spaces=False))
         return any(one in text for one in stop)
-
-
-def _weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return shapes
 
 
 def _hash(*numbers: int) -> int:
@@ -267,7 +243,7 @@ class FakeRoles:
         self.generated: Batch | None = None
         """Last result of `generate` or `demonstrations`."""
         self.metrics: Metrics = {}
-        """What `note` recorded."""
+        """Metrics that were passed to `note`."""
         self.sent: list[tuple[str, str, float]] = []
         """(source, target, mix) of each `send`."""
         self._keep_scored = keep_scored
@@ -307,7 +283,7 @@ class FakeRoles:
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
         """Return a made-up response for each column, ignoring the texts of the data."""
         answers = self.rollout.generate(prompts, self.sampling, len(columns))
-        return self._noted(answers.drop("rollout_log_probs", "token_version", "policy_version"))
+        return self._noted(answers.drop("rollout_log_probs", "token_version", "policy_version", "first_version"))
 
     def compute_rewards(self, samples: Batch) -> Batch:
         """Add rewards and keep every row."""

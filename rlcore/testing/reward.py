@@ -36,27 +36,25 @@ class RewardContract:
     def test_any_completion_gets_a_score(self) -> None:
         self.scores([{**self.rows()[0], "completion": text} for text in _ODD])
 
-    def test_the_same_sample_scores_the_same_again(self) -> None:
+    def test_scores_are_reproducible(self) -> None:
         rows = self.rows()
         again = self.scores(rows[::-1])[::-1]
-        equal(again, self.scores(rows), "samples are scored again when a neighbor crashed, in any order")
+        equal(again, self.scores(rows), "scores must be reproducible: a sample is scored again if a process crashes")
 
     def test_the_score_does_not_depend_on_the_other_samples(self) -> None:
         alone = [self.scores([row])[0] for row in self.rows()]
-        equal(
-            self.scores(self.rows()), alone, "samples come in no promised grouping; scored alone they get another score"
-        )
+        equal(self.scores(self.rows()), alone, "a score must not depend on the other samples of the batch")
 
-    def test_the_columns_that_it_reads_are_declared(self) -> None:
+    def test_all_columns_read_are_declared(self) -> None:
         signature = read_signature(build_reward(self.spec()))
         declared = {*signature.required, *signature.optional, *SAMPLE_FIELDS, "reward_model"}
         rows = [{name: value for name, value in row.items() if name in declared} for row in self.rows()]
-        rule = "the planner knows parameters and `required_columns`; name there what is read from **columns"
+        rule = "every column that is read must be a parameter or in `required_columns`"
         with allowed(rule):
             found = self.scores(rows)
         equal(found, self.scores(self.rows()), rule)
 
-    def test_it_works_in_a_process_of_its_own(self) -> None:
+    def test_it_works_in_a_separate_process(self) -> None:
         rule = f"a child process imports {self.target!r} by that name and gives the same scores"
         with allowed(rule), RewardExecutor([self.spec()], timeout_s=30.0) as executor:
             found = [outcome.value for outcome in executor.score(self.rows())]

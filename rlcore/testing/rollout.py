@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,17 @@ from torch import Tensor
 from rlcore.errors import RlcoreError, SampleError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.optional import UpdatesInFlight
 from rlcore.protocols.rollout import Rollout, RolloutContext
-from rlcore.testing.expect import allowed, equal, raises, well_spelt
+from rlcore.testing.expect import allowed, equal, no_misspelled_member, raises
 from rlcore.testing.model import UsesModel, plain_model
 from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sample, Sampling
+
+_LONG = 48
+"""Limit of responses that are in flight while weights arrive."""
+_HOT = 2.0
+"""Temperature at which a model rarely ends its response, the highest that vLLM accepts."""
 
 
 class RolloutContract(UsesModel):
@@ -39,12 +47,12 @@ class RolloutContract(UsesModel):
         yield engine
         engine.close()
 
-    def test_no_optional_member_is_misspelt(self, engine: Rollout) -> None:
-        well_spelt("rollout", engine)
+    def test_no_optional_member_is_misspelled(self, engine: Rollout) -> None:
+        no_misspelled_member("rollout", engine)
 
     def test_every_request_is_answered_once(self, engine: Rollout) -> None:
-        equal(engine.mesh.dp_size, 1, "a lone engine must get all prompts; they are split by its mesh")
-        equal(run(engine, []), [], "a rank whose share is empty calls generate([])")
+        equal(engine.mesh.dp_size, 1, "an engine without other ranks must get all prompts, which are split by its mesh")
+        equal(run(engine, []), [], "generate([]) must return no samples: a rank with an empty share calls it")
         requests = [request(i * 10 + 3, max_response_tokens=1 + 3 * (i % 3)) for i in range(7)]
         found = sorted(sample.request_id for sample in run(engine, requests))
         equal(found, [one.request_id for one in requests], "yield one Sample per request_id, in any order")
@@ -83,20 +91,20 @@ class RolloutContract(UsesModel):
         found = (list(cut.token_ids), cut.finish_reason)
         equal(found, (wanted, "stop"), f"stop={stop!r} ends the response with the token that completes it")
 
-    def test_a_seed_fixes_the_response_whatever_the_neighbours(self, engine: Rollout) -> None:
+    def test_a_seed_determines_the_response_in_any_batch(self, engine: Rollout) -> None:
         requests = [request(i, num_prompt=1 + i % 3) for i in range(6)]
         alone = tokens([run(engine, [one])[0] for one in requests])
-        equal(tokens(run(engine, requests[::-1])), alone, "the same seed gives the same tokens among other requests")
+        equal(tokens(run(engine, requests[::-1])), alone, "a seed must give the same tokens in any batch")
         other = tokens(run(engine, [replace(one, seed=one.seed + 1000) for one in requests]))
-        assert alone != other, f"six other seeds gave the same responses, so a group has one sample only: {alone}"
+        assert alone != other, f"six other seeds gave the same responses, as would all samples of a group: {alone}"
 
-    def test_new_weights_come_with_their_version(self, engine: Rollout, model_path: str) -> None:
+    def test_samples_have_the_version_of_new_weights(self, engine: Rollout, model_path: str) -> None:
         for version in (3, 4):
             engine.load_weights(iter(weights(model_path)), version)
             found = {sample.policy_version for sample in run(engine, [request(i) for i in range(3)])}
             equal(found, {version}, "after load_weights(…, version) samples report that version")
 
-    def test_half_an_update_is_refused_and_never_serves(self, engine: Rollout, model_path: str) -> None:
+    def test_an_incomplete_update_is_refused_and_never_used(self, engine: Rollout, model_path: str) -> None:
         asked = [request(i) for i in range(3)]
         engine.load_weights(iter(weights(model_path)), 5)
         before = tokens(run(engine, asked))
@@ -108,8 +116,8 @@ class RolloutContract(UsesModel):
                 served = run(engine, asked)
             except (RlcoreError, RuntimeError):
                 continue  # the engine may refuse or continue with version 5
-            equal({sample.policy_version for sample in served}, {5}, "version 6 did not arrive and must not serve")
-            equal(tokens(served), before, "after half an update the engine must not serve a mixture")
+            equal({sample.policy_version for sample in served}, {5}, "version 6 is incomplete and must not be used")
+            equal(tokens(served), before, "an incomplete update must not be used")
         engine.load_weights(iter(weights(model_path)), 7)
         with allowed("a complete update must restore an engine after a failed one"):
             equal(tokens(run(engine, asked)), before, "a complete update must replace every weight")
@@ -124,7 +132,7 @@ class RolloutContract(UsesModel):
         found = sorted(sample.request_id for sample in run(engine, [request(70), request(71)]))
         equal(found, [70, 71], "after an abort the next call must get its own samples only")
 
-    def test_calls_that_overlap_get_their_own_samples(self, engine: Rollout) -> None:
+    def test_overlapping_calls_get_their_own_samples(self, engine: Rollout) -> None:
         async def ask(first: int) -> list[int]:
             asked = [request(first + i, max_response_tokens=2 + 4 * i) for i in range(3)]
             return sorted([sample.request_id async for sample in engine.generate(asked)])
@@ -137,7 +145,46 @@ class RolloutContract(UsesModel):
             found = asyncio.run(asyncio.wait_for(overlap(), HANG_S))
         equal(found, [[10, 11, 12], [20, 21, 22]], rule)
 
-    def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(self, engine: Rollout, model_path: str) -> None:
+    def test_weights_may_arrive_while_groups_are_drawn(self, engine: Rollout, model_path: str) -> None:
+        needs_updates_in_flight(engine)
+        engine.load_weights(iter(weights(model_path)), 1)
+
+        def update(version: int) -> None:
+            engine.load_weights(iter(weights(model_path)), version)
+
+        samples = draw_during_updates(engine, [lambda: update(2), lambda: update(3)])
+        for _, sample in samples:
+            found = list(sample.token_versions) or [sample.policy_version] * len(sample.token_ids)
+            equal(len(found), len(sample.token_ids), "token_versions[i] belongs to token i; empty if all are equal")
+            good = found == sorted(found) and found[-1] == sample.policy_version and {*found} <= {1, 2, 3}
+            assert good, f"versions follow the updates, and the last one is policy_version; got {found}"
+        last = {sample.policy_version for _, sample in samples[-2:]}
+        equal(last, {3}, "responses that end after the last update have tokens of its version")
+        assert any(len({*sample.token_versions}) > 1 for _, sample in samples), (
+            "responses in flight go on under the new weights; none has tokens of two versions"
+        )
+
+    def test_an_incomplete_update_while_groups_are_drawn_is_never_used(self, engine: Rollout, model_path: str) -> None:
+        needs_updates_in_flight(engine)
+        engine.load_weights(iter(weights(model_path)), 1)
+        half = [(name, tensor + 1.0) for name, tensor in weights(model_path)][:-1]
+
+        def fail() -> None:
+            with raises("load_weights must raise when a weight is missing, also while groups are drawn"):
+                engine.load_weights(iter(half), 2)
+
+        try:
+            samples = draw_during_updates(engine, [fail])
+        except (RlcoreError, RuntimeError):
+            samples = []  # running calls may raise, or go on under the old weights
+        found = {version for _, sample in samples for version in (*sample.token_versions, sample.policy_version)}
+        assert 2 not in found, "version 2 is incomplete and must not be used"
+        engine.load_weights(iter(weights(model_path)), 3)
+        with allowed("a complete update must restore an engine after one that failed while it generated"):
+            served = run(engine, [request(0), request(1)])
+        equal({sample.policy_version for sample in served}, {3}, "samples report the version of the complete update")
+
+    def test_a_prompt_that_does_not_fit_is_named_first(self, engine: Rollout, model_path: str) -> None:
         context_length = plain_model(model_path).config.get_text_config().max_position_embeddings
         seen: list[Sample] = []
         with raises("a prompt as long as the context must raise SampleError", SampleError) as caught:
@@ -145,13 +192,13 @@ class RolloutContract(UsesModel):
         assert "31" in str(caught[0]), f"the error must name request 31: {caught[0]}"
         equal(seen, [], "the check must come before anything is generated")
 
-    def test_sleep_and_wake_may_come_twice(self, engine: Rollout) -> None:
+    def test_sleep_and_wake_are_idempotent(self, engine: Rollout) -> None:
         before = tokens(run(engine, [request(0), request(1)]))
         for action in (engine.sleep, engine.sleep, engine.wake, engine.wake):
             action()
         equal(tokens(run(engine, [request(0), request(1)])), before, "an engine must keep its weights while asleep")
 
-    def test_close_may_come_twice(self, model_path: str) -> None:
+    def test_close_is_idempotent(self, model_path: str) -> None:
         engine = self.new(model_path)
         engine.close()
         with allowed("close() is called again when a run fails, and must have no effect"):
@@ -161,7 +208,7 @@ class RolloutContract(UsesModel):
 class ModelRolloutContract(RolloutContract):
     """Also compares log-probs with the trainer's. For every engine that runs a model."""
 
-    def test_log_probs_are_those_of_the_trainer(self, engine: Rollout, model_path: str) -> None:
+    def test_log_probs_match_the_trainer(self, engine: Rollout, model_path: str) -> None:
         engine.load_weights(iter(weights(model_path)), 1)
         self.compare(engine, model_path)
 
@@ -174,7 +221,22 @@ class ModelRolloutContract(RolloutContract):
         engine.load_weights(iter(changed.named_parameters()), 2)
         self.compare(engine, str(tmp_path))
 
-    def test_loaded_tensors_are_only_borrowed(self, engine: Rollout, model_path: str) -> None:
+    def test_each_token_has_the_log_prob_of_its_version(self, engine: Rollout, model_path: str, tmp_path: Path) -> None:
+        needs_updates_in_flight(engine)
+        changed = load_model(model_path).requires_grad_(False)
+        for parameter in changed.parameters():
+            parameter.mul_(1.5)
+        changed.save_pretrained(tmp_path)
+        engine.load_weights(iter(weights(model_path)), 1)
+        update = partial(engine.load_weights, changed.named_parameters(), 2)
+        for asked, sample in draw_during_updates(engine, [update]):
+            _, old = self.scores(model_path, asked, sample, _HOT)
+            _, new = self.scores(str(tmp_path), asked, sample, _HOT)
+            versions = torch.tensor(list(sample.token_versions) or [sample.policy_version] * len(old))
+            gap = float((torch.where(versions == 1, old, new) - torch.tensor(list(sample.log_probs))).abs().max())
+            assert gap <= self.tolerance, f"up to {gap:.3g} from the log-probs of the weights named in token_versions"
+
+    def test_loaded_tensors_are_not_kept(self, engine: Rollout, model_path: str) -> None:
         lent = [(name, tensor.clone()) for name, tensor in weights(model_path)]
         engine.load_weights(iter(lent), 1)
         for _, tensor in lent:
@@ -227,6 +289,34 @@ def run(engine: Rollout, requests: Sequence[Request], seen: list[Sample] | None 
             found.append(sample)
 
     asyncio.run(asyncio.wait_for(drain(), HANG_S))
+    return found
+
+
+def needs_updates_in_flight(engine: Rollout) -> None:
+    if not isinstance(engine, UpdatesInFlight):
+        pytest.skip("the engine does not declare in_flight_updates")
+
+
+def draw_during_updates(engine: Rollout, updates: Sequence[Callable[[], None]]) -> list[tuple[Request, Sample]]:
+    """Draw a short and four long groups of two, each in a call of its own, and return the samples as they finish.
+
+    The next update follows each sample.
+    """
+    found: list[tuple[Request, Sample]] = []
+    waiting = list(updates)
+
+    async def draw(first: int, limit: int) -> None:
+        asked = {first + i: request(first + i, max_response_tokens=limit, temperature=_HOT) for i in range(2)}
+        async for sample in engine.generate(list(asked.values())):
+            found.append((asked[sample.request_id], sample))
+            if waiting:
+                waiting.pop(0)()
+
+    async def overlap() -> None:
+        await asyncio.gather(*(draw(10 * i, 2 if i == 0 else _LONG) for i in range(5)))
+
+    with ThreadPoolExecutor(1) as thread:  # hosts draw groups in a thread
+        thread.submit(asyncio.run, asyncio.wait_for(overlap(), HANG_S)).result(HANG_S)
     return found
 
 

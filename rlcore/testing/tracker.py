@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.protocols.tracker import RunInfo, SampleRecord, Tracker
-from rlcore.testing.expect import allowed, equal, well_spelt
+from rlcore.testing.expect import allowed, equal, no_misspelled_member
 
 _CONFIG = {"trainer.steps": 4, "model.path": "/models/m", "eval.data": None, "sampling.stop": ["\n"]}
 _SUMMARY = {"steps": 2, "seconds": 1.5, "first_eval": None, "checkpoint": Path("/c")}
@@ -31,10 +31,10 @@ class TrackerContract:
     def run(self, tmp_path: Path) -> RunInfo:
         return RunInfo(name="run", directory=tmp_path, total_steps=4)
 
-    def test_no_optional_member_is_misspelt(self, run: RunInfo) -> None:
-        well_spelt("tracker", self.make(run))
+    def test_no_optional_member_is_misspelled(self, run: RunInfo) -> None:
+        no_misspelled_member("tracker", self.make(run))
 
-    def test_metrics_arrive_as_they_were_logged(self, run: RunInfo) -> None:
+    def test_metrics_are_logged_unchanged(self, run: RunInfo) -> None:
         steps = {0: {"eval/pass_rate": 0.25}, 1: {"reward/mean": 0.5, "actor/lr": 0.125}, 2: {"reward/mean": 0.75}}
         found = self.write(run, steps)
         for step, metrics in steps.items() if found is not None else []:
@@ -46,19 +46,19 @@ class TrackerContract:
             found = self.write(run, {1: {"a": math.nan, "b": math.inf, "c": 1.0}})
         assert found is None or (1, "c", 1.0) in found, f"finite metrics of such a step must be kept, got {found}"
 
-    def test_samples_with_any_text_and_without_a_reward_are_taken(self, run: RunInfo) -> None:
+    def test_samples_with_any_text_or_no_reward_are_accepted(self, run: RunInfo) -> None:
         columns = {"answer": {"deep": [1, None]}, "object": object()}
         odd = SampleRecord(
             step=1, prompt=_ODD_TEXT, completion=_ODD_TEXT, reward=None, parts={"a": math.nan}, columns=columns
         )
-        with allowed("models write anything, datasets hold anything, and a sample may lack its reward"):
+        with allowed("a tracker must accept samples with any text, any columns, and no reward"):
             self.write(run, {1: {"reward/mean": 0.0}}, samples=[odd])
 
-    def test_finish_may_come_twice(self, run: RunInfo) -> None:
+    def test_finish_is_idempotent(self, run: RunInfo) -> None:
         tracker = self.make(run)
         tracker.start(_CONFIG, resume_step=None)
         tracker.finish(_SUMMARY)
-        with allowed("finish() is called again when a run ends badly"):
+        with allowed("finish() may be called again after an error, and must have no effect"):
             tracker.finish(_SUMMARY)
 
     def test_a_resumed_run_has_every_step_once(self, run: RunInfo) -> None:
@@ -66,7 +66,7 @@ class TrackerContract:
         found = self.write(run, {3: {"x": 30.0}, 4: {"x": 40.0}}, resume_step=2)
         wanted = [(1, "x", 1.0), (2, "x", 2.0), (3, "x", 30.0), (4, "x", 40.0)]
         mine = None if found is None else [entry for entry in found if entry[1] == "x"]
-        equal(mine or wanted, wanted, "after resume_step=2 what was logged behind step 2 is void, the rest is kept")
+        equal(mine or wanted, wanted, "start(resume_step=2) must drop what was logged after step 2, and keep the rest")
 
     def write(
         self,

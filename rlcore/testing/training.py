@@ -173,11 +173,13 @@ def check_equal(
     *,
     loss_tolerance: float = 5e-6,
     weight_tolerance: float = 2e-5,
+    norm_tolerance: float = 1e-4,
     without: Sequence[str] = (),
 ) -> None:
     """Compare the reports of the ranks with that of one rank with the whole batch.
 
     Args:
+        norm_tolerance: relative, of gradient norms after the first step; the first norm may differ by 1e-5.
         without: weights that the ranks do not return.
     """
     returning = {report["dp"][0]: report for report in ranks if report["dp"][2]}
@@ -191,7 +193,8 @@ def check_equal(
     torch.testing.assert_close(found, torch.tensor(losses), atol=loss_tolerance, rtol=1e-5)
     for report in ranks:
         _, own_norms, own_rates = zip(*report["history"])
-        torch.testing.assert_close(torch.tensor(own_norms), torch.tensor(norms), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(own_norms[0], norms[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.tensor(own_norms), torch.tensor(norms), atol=1e-5, rtol=norm_tolerance)
         assert own_rates == rates
         assert report["sum"] == ranks[0]["sum"], "every rank must return the same weights"
     weights, expected_weights = load_file(ranks[0]["file"]), load_file(whole["file"])
@@ -199,36 +202,3 @@ def check_equal(
     for name, weight in weights.items():
         gap = float((weight - expected_weights[name]).abs().max())
         assert gap <= weight_tolerance, f"{name} differs from that of `local` by {gap:.3g}"
-
-
-def make_pairs() -> Batch:
-    """Return the batch of `make_batch` as four pairs, with made-up log-probs of a reference."""
-    batch = make_batch()
-    ref = -torch.rand(batch.num_tokens, generator=torch.Generator().manual_seed(1))
-    return batch.with_tokens(ref_log_probs=ref).with_rows(unit_id=torch.arange(len(batch)) // 2)
-
-
-def plain_pair_gradients(
-    path: str, pairs: Batch, *, beta: float = 1.0, head: Tensor | None = None
-) -> tuple[dict[str, Tensor], float]:
-    """Return gradients by name, and value, of the mean logistic loss of pairs by plain PyTorch, sample by sample.
-
-    Args:
-        beta: factor of the log-ratios to `ref_log_probs`, as in DPO.
-        head: [1, D] value head of a reward model, whose scores are the values at the loss tokens; None: DPO.
-    """
-    model, weight = load_model(path), None if head is None else head.detach().clone().requires_grad_()
-    names = ("input_ids", "loss_mask", "ref_log_probs")
-    scores = []
-    for ids, mask, ref in zip(*(pairs[name].split(pairs.lengths.tolist()) for name in names)):
-        out = model(ids[None], output_hidden_states=True)
-        if weight is None:
-            log_probs = out.logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-            scores.append(beta * ((log_probs - ref[1:]) * mask[1:]).sum())
-        else:
-            scores.append((out.hidden_states[-1][0, :-1] @ weight[0] * mask[1:]).sum())
-    margins = torch.stack(scores[0::2]) - torch.stack(scores[1::2])
-    loss = -torch.nn.functional.logsigmoid(margins).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return found | ({} if weight is None else {"value_head.weight": weight.grad}), float(loss.detach())

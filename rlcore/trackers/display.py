@@ -110,6 +110,9 @@ def line(state: State) -> str:
         parts.append(f"length {m['response_length/mean']:.1f}")
     if "perf/tokens_per_second" in m:
         parts += [f"{thousands(m['perf/tokens_per_second'])} tok/s", f"{m['perf/step_s']:.2f} s"]
+    if "schedule/staleness_mean" in m:
+        waits = m.get("time_s/wait for samples", 0.0) / m["perf/step_s"]
+        parts += [f"staleness {m['schedule/staleness_mean']:.1f}", f"waits {waits:.0%}"]
     if state.step and state.step < state.total_steps:
         parts.append(f"left {duration(state.seconds_left)}")
     return "  ".join(parts)

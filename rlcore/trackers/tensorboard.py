@@ -1,4 +1,4 @@
-"""`tensorboard`: metrics as scalars and samples as text, in tensorboard/ of the run's directory."""
+"""`tensorboard`: metrics as scalars, samples as tables, and histograms, in tensorboard/ of the run's directory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rlcore.errors import import_optional
-from rlcore.protocols.tracker import RunInfo, SampleRecord
+from rlcore.protocols.tracker import RunInfo, SampleRecord, sample_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +40,20 @@ class TensorBoardTracker:
             self._writer.add_scalar(name, value, step)
 
     def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
-        for i, sample in enumerate(samples):
-            self._writer.add_text(
-                f"sample/{i}", f"    {sample.prompt}\n    → {sample.completion}\n    {sample.reward}", step
-            )
+        columns, rows = sample_table(samples)
+        lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+        self._writer.add_text("samples", "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
+
+    def log_distributions(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        for name, found in values.items():
+            if len(found):
+                self._writer.add_histogram(f"distribution/{name}", found, step)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def _cell(value: object) -> str:
+    """Return text for a cell of a Markdown table."""
+    return str(value).replace("|", "\\|").replace("\n", "⏎")

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from rlcore.errors import UserError, import_optional
-from rlcore.protocols.tracker import RunInfo, SampleRecord
+from rlcore.protocols.tracker import RunInfo, SampleRecord, sample_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +19,18 @@ class WandbConfig:
 
     project: str = "rlcore"
     """Name of the W&B project."""
+    entity: str = ""
+    """User or team that owns the project; empty: the default of the account."""
+    group: str = ""
+    """Group of runs that belong together."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
     mode: Literal["", "online", "offline", "disabled"] = ""
     """Mode of W&B; empty: that of the environment variable WANDB_MODE, or else online."""
 
 
 class WandbTracker:
-    """Logs metrics under their names and samples as a table per step."""
+    """Logs metrics under their names, samples as a table and histograms of all samples per step."""
 
     Config = WandbConfig
 
@@ -35,6 +43,9 @@ class WandbTracker:
         try:
             self._run = self._wandb.init(
                 project=self._config.project,
+                entity=self._config.entity or None,
+                group=self._config.group or None,
+                tags=list(self._config.tags) or None,
                 name=self._info.name,
                 id=self._id(resume_step),
                 resume="allow",
@@ -59,10 +70,13 @@ class WandbTracker:
         self._run.log(dict(metrics), step=step)
 
     def log_samples(self, step: int, samples: Sequence[SampleRecord]) -> None:
-        table = self._wandb.Table(columns=["prompt", "completion", "reward"])
-        for sample in samples:
-            table.add_data(sample.prompt, sample.completion, sample.reward)
+        columns, rows = sample_table(samples)
+        table = self._wandb.Table(columns=columns, data=rows)
         self._run.log({"samples": table}, step=step)
+
+    def log_distributions(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        histograms = {name: self._wandb.Histogram(found) for name, found in values.items() if len(found)}
+        self._run.log({f"distribution/{name}": it for name, it in histograms.items()}, step=step)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         if self._run is not None:

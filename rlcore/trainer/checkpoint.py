@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from rlcore.data.recorded import flush
 from rlcore.errors import ConfigError, RlcoreError, RunError, UserError
 
 logger = logging.getLogger(__name__)
@@ -70,11 +70,11 @@ class Checkpoints:
                 str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()
             }
             for name in sizes:
-                _flush(temporary / name)
+                flush(temporary / name)
             _write_json(temporary / "manifest.json", {"step": step, "files": sizes})
             shutil.rmtree(final, ignore_errors=True)
             temporary.rename(final)
-            _flush(self.directory)
+            flush(self.directory)
         self._forget_before(step)
         return read_checkpoint(final)
 
@@ -199,13 +199,4 @@ def damage(path: Path) -> str | None:
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=1))
-    _flush(path)
-
-
-def _flush(path: Path) -> None:
-    """Force a file or directory to the disk, so that a rename never precedes its data."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(path)

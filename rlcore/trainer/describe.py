@@ -17,6 +17,9 @@ from rlcore.registry import Resolved
 from rlcore.trainer.plan import Plan
 from rlcore.workers.plan import PoolFacts, RoleMemory
 
+_TOKEN_BYTES = 21
+"""Bytes of a token in samples that wait: id, mask, log-prob and version."""
+
 
 def describe(plan: Plan) -> list[str]:
     """Return the lines that describe a plan.
@@ -36,16 +39,19 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"eval       {plan.eval_prompts.name}: {held_out:,} of {len(plan.eval_prompts.batch):,} prompts")
     lines += [_plugin_line("algorithm", plan.algorithm.resolved), _plugin_line("backend", plan.backend.resolved)]
     lines += [_plugin_line("rollout", plan.rollout.resolved)] if "rollout" in plan.workers else []
+    lines += [f"replay     {config.schedule.replay}: samples of its steps; no engine"] if config.schedule.replay else []
     if plan.environment:
         limit = f", at most {config.episode.max_turns} turns"
         lines += [_plugin_line("environment", plan.environment.resolved) + limit]
     where = (
-        f"{config.reward.num_processes} processes" if config.reward.num_processes else "in its host, without timeout"
+        f"{config.reward.num_processes} processes"
+        if config.reward.num_processes
+        else "in the worker process, without timeout"
     )
     if plan.rewards:
         lines += [f"reward     {' + '.join(_part(r) for r in plan.rewards)} ({where})"]
     lines += ["trackers   " + (", ".join(tracker.resolved.name for tracker in plan.trackers) or "none")]
-    lines += [f"runtime    {config.runtime.name}", *_arithmetic(plan), *_memory(plan)]
+    lines += [f"runtime    {config.runtime.name}", *_arithmetic(plan), *_schedule(plan), *_memory(plan)]
     return lines
 
 
@@ -73,12 +79,39 @@ def _arithmetic(plan: Plan) -> list[str]:
     share = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
     devices_per_share = config.pools[plan.placement["actor"]].num_devices // dp_size
     per = "device" if devices_per_share == 1 else f"{devices_per_share} devices"
-    algorithm = plan.algorithm.config
-    updates = getattr(algorithm, "epochs", 1) * getattr(algorithm, "minibatches", 1)
     return [
         f"step       {config.trainer.prompts_per_step} prompts × {each} {_noun(plan)} = {rows} rows,"
-        f" {share} per {per}, {updates} updates; {config.trainer.steps} steps"
+        f" {share} per {per}, {_updates(plan)} updates; {config.trainer.steps} steps"
     ]
+
+
+def _updates(plan: Plan) -> int:
+    """Return the number of optimizer steps in a step."""
+    algorithm = plan.algorithm.config
+    return int(getattr(algorithm, "epochs", 1) * getattr(algorithm, "minibatches", 1))
+
+
+def _schedule(plan: Plan) -> list[str]:
+    """Return lines on how far generation runs ahead of training, if it does."""
+    schedule = plan.config.schedule
+    if not schedule.steps_ahead or schedule.replay:
+        return []
+    groups = (schedule.steps_ahead + 1) * plan.config.trainer.prompts_per_step
+    responses = groups * plan.config.sampling.samples_per_prompt
+    weights = "new weights wait for the responses in flight"
+    if schedule.in_flight_updates:
+        how = getattr(plan.rollout.config, "pause", "retract")
+        weights = f"new weights arrive while responses are generated ({how})"
+    num_bytes = responses * plan.workers["rollout"].object.max_tokens(plan, "rollout") * _TOKEN_BYTES
+    return [
+        f"schedule   {_steps(schedule.steps_ahead)} ahead, staleness at most {_steps(schedule.max_staleness)} of"
+        f" {_updates(plan)} updates; {weights}",
+        f"           at most {groups:,} groups, {responses:,} responses, {human(num_bytes)}, in flight or waiting",
+    ]
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s'[: count != 1]}"
 
 
 def _noun(plan: Plan) -> str:

@@ -20,7 +20,9 @@ from rlcore.protocols.transfer import Transfer
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints, hold, newest
 from rlcore.trainer.plan import Plan, make_loader
+from rlcore.trainer.prefetch import Prefetcher
 from rlcore.trainer.prompts import Prompts
+from rlcore.trainer.recording import Replay, prepare
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
 from rlcore.trainer.sharing import DeviceSharing
@@ -73,6 +75,8 @@ def _check_resume(plan: Plan, lock: TextIO) -> None:
 
 def _start(plan: Plan, run: Run) -> None:
     run.checkpoints.sweep()
+    if plan.config.schedule.record:
+        prepare(plan.directory, run.source.loader, plan.resume.step if plan.resume else 0)
     if plan.resume is None:
         run.checkpoints.set_aside()
     trackers, run.trackers = run.trackers, []
@@ -87,6 +91,8 @@ def _start(plan: Plan, run: Run) -> None:
         for group in roles.with_state():
             group.load(str(plan.resume.path))
         roles.sync(version=plan.resume.step)
+        if roles.prefetcher is not None:
+            roles.prefetcher.load(plan.resume.path, plan.resume.step + 1)
 
 
 def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str], run: Run | None = None) -> Roles:
@@ -108,6 +114,13 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
         groups[role] = _spawn(plan, runtime, role)
         if role in sharing:
             groups[role].offload()  # an engine allocates the memory that is free when it is created
+    prefetcher: Prefetcher | Replay | None = None
+    if run and config.schedule.replay:
+        trained = [group for role, group in groups.items() if plan.roles[role].loss]
+        per_prompt = config.sampling.samples_per_prompt
+        prefetcher = Replay(config.schedule.replay, run.source, runtime.store, per_prompt, trained)
+    elif run and config.schedule.steps_ahead:
+        prefetcher = Prefetcher(run.source, groups, sampling(config), config, lambda: run.signals.asked)
     sleeping = [groups[role] for role in engines if placement[role] == placement["rollout"]] if sharing else []
     return Roles(
         groups,
@@ -119,6 +132,7 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
         transfers=_transfers(plan, groups) if run else {},
         sharing=DeviceSharing(sleeping, [groups[role] for role in sharing]) if sharing else None,
         source=run.source if run else None,
+        prefetcher=prefetcher,
         on_scored=run.note_scored if run else None,
     )
 

@@ -10,11 +10,13 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rlcore.errors import InfrastructureError, NumericalError, RunError, TrackerError
 from rlcore.protocols.optional import Evaluates
 from rlcore.trainer.evaluate import evaluate
+from rlcore.trainer.prefetch import StepAbandoned
 from rlcore.trainer.run import Clock, Run, values
 from rlcore.trainer.step import Step
 
@@ -32,7 +34,8 @@ def train(run: Run) -> None:
             run.log(0, _evaluate(run))
         while run.counters.step < run.config.trainer.steps and not run.signals.asked:
             current = run.next_step()
-            step(run, current)
+            with suppress(StepAbandoned):  # only after a signal
+                step(run, current)
         save(run)
         complete(run)
     except BaseException as raised:
@@ -50,9 +53,10 @@ def step(run: Run, current: Step) -> dict[str, float]:
     clock = Clock()
     run.hooks.step_start(run=run, step=number)
     roles = run.roles.during(current)
-    prompts = run.source.take(run.config.trainer.prompts_per_step, current)
+    prompts = roles.more_prompts(run.config.trainer.prompts_per_step)
     experience = run.algorithm.collect(roles, prompts)
     run.source.loader.finish(current.positions)
+    run.record(current)
     current.collecting = False
     learned = run.algorithm.update(roles, experience)
     roles.sync(version=number)
@@ -67,7 +71,7 @@ def step(run: Run, current: Step) -> dict[str, float]:
         metrics |= _evaluate(run)
     metrics |= run.hooks.collect_metrics(run=run, step=number, core=metrics)
     run.log(number, metrics)
-    run.hooks.step_end(run=run, step=number, metrics=metrics)
+    run.hooks.step_end(run=run, step=number, metrics=metrics, calls=current.calls, experience=experience)
     _compare_log_probs(run, metrics)
     _stop_when_nothing_is_learned(run, current, metrics)
     complete(run)
@@ -83,11 +87,14 @@ def save(run: Run) -> None:
     if latest is not None and latest.step == run.counters.step:
         return
     run.phase("checkpoint")
+    run.saving = Step(number=run.counters.step, on_wait=run.phase)
     still_writing: list[bool] = []
 
     def save_roles(directory: Path) -> None:
-        for group in run.roles.with_state():
+        for group in run.roles.during(run.saving).with_state():
             still_writing.extend(group.save(str(directory), not run.config.checkpoint.background))
+        if run.roles.prefetcher is not None:
+            run.roles.prefetcher.save(directory, run.counters.step)
 
     run.checkpoints.begin(run.counters.step, run.state(), save_roles)
     if not any(still_writing):
@@ -100,13 +107,13 @@ def complete(run: Run) -> None:
         return
 
     def finish_roles(directory: Path) -> None:
-        for group in run.roles.with_state():
+        for group in run.roles.during(run.saving).with_state():
             group.finish_save()
             for seen in group.saved(str(directory)):
                 _check_arrived(directory / group.role, seen)
 
     checkpoint = run.checkpoints.complete(finish_roles)
-    run.hooks.checkpoint_saved(run=run, step=checkpoint.step, path=checkpoint.path)
+    run.hooks.checkpoint_saved(run=run, step=checkpoint.step, path=checkpoint.path, calls=run.saving.calls)
 
 
 def _complete_after(run: Run, current: Step | None, error: BaseException) -> None:
@@ -121,8 +128,10 @@ def _complete_after(run: Run, current: Step | None, error: BaseException) -> Non
         complete(run)
         if lost_tracker and run.counters.step:
             error.add_note(f"the checkpoint of step {run.counters.step} is in {run.checkpoints.directory}")
-    except RunError as second:
-        error.add_note(f"while handling this error: {second}")
+    except Exception as second:  # a note, because the caller raises the first error
+        error.add_note(f"while handling this error: {type(second).__name__}: {second}")
+        for note in getattr(second, "__notes__", ()):
+            error.add_note(note)
 
 
 def _check_arrived(directory: Path, seen: Mapping[str, int]) -> None:
@@ -149,7 +158,7 @@ def _evaluate(run: Run) -> dict[str, float]:
     if run.counters.first_eval is None:
         run.counters.first_eval = metrics["eval/pass_rate"]
     seconds = clock.seconds
-    run.hooks.evaluated(run=run, step=run.counters.step, samples=samples)
+    run.hooks.evaluated(run=run, step=run.counters.step, samples=samples, calls=record.calls)
     return metrics | {"time_s/evaluate": seconds}
 
 
@@ -164,6 +173,7 @@ def _performance(run: Run, current: Step, metrics: dict[str, float], clock: Cloc
     if counters.first_reward is None:
         counters.first_reward = counters.last_reward
     return {
+        **(run.roles.prefetcher.balance(current, seconds) if run.roles.prefetcher else {}),
         "perf/step_s": seconds,
         "perf/tokens_per_second": current.num_tokens / seconds,
         "perf/controller_share": 1.0 - current.blocked_s / seconds,
@@ -175,15 +185,17 @@ def _performance(run: Run, current: Step, metrics: dict[str, float], clock: Cloc
 
 def _compare_log_probs(run: Run, metrics: Mapping[str, float]) -> None:
     """Warn once when a role and its engine compute different log-probs, and stop above the allowed maximum."""
+    if run.config.schedule.replay:  # the weights may learn something else than those that sampled
+        return
     warn, limit = run.config.trainer.warn_logprob_gap, run.config.trainer.max_logprob_gap
     for role in run.roles.trained:
         gap = metrics.get(f"{role}/rollout_logprob_gap", 0.0)
         if limit and not gap <= limit:
+            more = f", or allow more:  trainer.max_logprob_gap={2 * gap:.2g}" if math.isfinite(gap) else ""
             raise NumericalError(
                 f"the log-probs of '{role}' and its engine differ by {gap:.3g} on average, more than"
                 f" trainer.max_logprob_gap={limit:g}\n"
-                "Use the same model.precision and weights for both, or allow more:"
-                f"  trainer.max_logprob_gap={2 * gap:.2g}"
+                f"Use the same model.precision and weights for both{more}"
             )
         if gap > warn and not run.warned_of_gap:
             run.warned_of_gap = True

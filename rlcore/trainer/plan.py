@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ from rlcore.errors import ConfigError, did_you_mean
 from rlcore.models.load import check_directory
 from rlcore.models.size import ModelSize
 from rlcore.protocols.algorithm import RoleSpec
-from rlcore.protocols.optional import ComparesSamples, Evaluates, LearnsFromTexts, TrainsUnits
+from rlcore.protocols.optional import ComparesSamples, CorrectsStaleness, Evaluates, LearnsFromTexts, TrainsUnits
 from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved, misspellings, resolve
 from rlcore.rewards.runner import build_reward
 from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
+from rlcore.trainer.in_flight import check_engine
 from rlcore.trainer.prompts import Prompts, check_demonstrations, load_prompts
+from rlcore.trainer.recording import check_recording
 from rlcore.trainer.role_plan import plan_models, plan_roles, without
 from rlcore.trainer.sharing import sharing_roles
 
@@ -141,7 +143,41 @@ def make_plan(config: Config, directory: Path) -> Plan:
     )
     for role, worker in workers.items():
         worker.object.check(plan, role)
+    schedule = config.schedule
+    generates = "rollout" in roles and "rollout" not in without(instance)
+    if (name := "replay" if schedule.replay else "record" if schedule.record else "") and not generates:
+        raise ConfigError(
+            f"schedule.{name}: algorithm '{config.algorithm.name}' generates nothing\nRemove  schedule.{name}"
+        )
+    if schedule.replay:
+        return _without_engine(plan)
+    if schedule.steps_ahead:
+        _check_schedule(plan, instance)
     return plan
+
+
+def leave_out(plan: Plan, role: str) -> Plan:
+    """Return the plan without a role that is not started."""
+    specs = {name: replace(it, weights_from="") if it.weights_from == role else it for name, it in plan.roles.items()}
+    return replace(
+        plan,
+        roles={name: spec for name, spec in specs.items() if name != role},
+        workers={name: worker for name, worker in plan.workers.items() if name != role},
+        placement={name: pool for name, pool in plan.placement.items() if name != role},
+        sharing=tuple(name for name in plan.sharing if name != role),
+    )
+
+
+def _without_engine(plan: Plan) -> Plan:
+    """Return the plan of a run that trains on recorded samples, after checking that they fit."""
+    config = plan.config
+    steps = range(plan.resume.step + 1 if plan.resume else 1, config.trainer.steps + 1)
+    check_recording(config.schedule.replay, make_loader(config, plan.prompts), steps, config.trainer.prompts_per_step)
+    if plan.eval_prompts is not None:
+        logger.warning(
+            "schedule.replay starts no engine, so this run has no evaluation; type  rlcore eval RUN  to score its checkpoints"
+        )
+    return replace(leave_out(plan, "rollout"), eval_prompts=None)
 
 
 def make_loader(config: Config, prompts: Prompts, demonstrations: Sequence[str] = ()) -> PromptLoader:
@@ -283,8 +319,38 @@ def _check_columns(config: Config, algorithm: Any, workers: Mapping[str, Resolve
 
 def _update_columns(columns: Sequence[str], algorithm: Any) -> tuple[str, ...]:
     """Return the columns of an update: those of the loss, of every model, and for the engine's log-prob gap."""
-    engine = [] if "rollout" in without(algorithm) else ["rollout_log_probs"]
+    engine = [] if "rollout" in without(algorithm) else ["rollout_log_probs", "first_version"]
     return tuple(dict.fromkeys(["input_ids", "loss_mask", *engine, *columns]))
+
+
+def _check_schedule(plan: Plan, algorithm: Any) -> None:
+    """Check that responses can be generated while the actor trains."""
+    setting = f"schedule.steps_ahead={plan.config.schedule.steps_ahead}"
+    if "rollout" in without(algorithm) or "rollout" not in plan.roles:
+        raise ConfigError(f"{setting}: algorithm '{plan.config.algorithm.name}' generates nothing\nType  schedule=sync")
+    pool = plan.placement["rollout"]
+    beside = [role for role in plan.roles if plan.placement[role] == pool and role != "rollout"]
+    trained = [role for role in beside if plan.roles[role].loss]
+    if trained or plan.sharing:
+        raise ConfigError(
+            f"{setting}: role '{(*trained, *plan.sharing)[0]}' needs the devices of pool '{pool}' while the rollout"
+            " generates\nType  placement=split   or  schedule=sync"
+        )
+    if plan.config.schedule.in_flight_updates:
+        check_engine(plan.config.rollout.name, plan.rollout)
+        beside = []  # their calls wait for no response
+    for role in beside:
+        logger.warning(
+            "%s: role '%s' is in the rollout's pool '%s', so its calls wait for responses of later steps; type  %s",
+            *(setting, role, pool, f"placement.{role}={plan.placement['actor']}"),
+        )
+    if not (isinstance(algorithm, CorrectsStaleness) and algorithm.corrects):
+        weighted = hasattr(plan.algorithm.config, "correction")
+        logger.warning(
+            "schedule.max_staleness=%d: algorithm '%s' does not correct for samples of older weights; type  %s",
+            *(plan.config.schedule.max_staleness, plan.config.algorithm.name),
+            "algorithm.correction.weight=token" if weighted else "schedule=sync",
+        )
 
 
 def _find_checkpoint(

@@ -102,19 +102,19 @@ def _check_sources(specs: Mapping[str, RoleSpec], workers: Mapping[str, Resolved
             continue
         having = [it for it in specs if hasattr(workers[it].object, "weights") and it != name]
         if source not in having:
-            reason = f"has no role '{source}'" if source not in specs else f"gives '{source}' no weights"
+            reason = f"has no role '{source}'" if source not in specs else f"has no weights of '{source}' to send"
             raise ConfigError(
-                f"role '{name}' wants the weights of '{source}', but this run {reason}."
+                f"role '{name}' has weights_from='{source}', but this run {reason}."
                 f"{did_you_mean(source, having)}\nRoles with weights: {', '.join(having)}"
             )
         if not hasattr(workers[name].object, "load_weights"):
             raise ConfigError(
-                f"role '{name}' wants the weights of '{source}', but a worker of kind '{spec.worker}' cannot load any\n"
+                f"role '{name}' has weights_from='{source}', but a worker of kind '{spec.worker}' cannot load weights\n"
                 'Use a kind with a model, such as worker="reference"'
             )
         if getattr(workers[name].object, "head", "token") == "value":
             raise ConfigError(
-                f"role '{name}' wants the weights of '{source}', but value heads are not sent\n"
+                f"role '{name}' has weights_from='{source}', but value heads are not sent\n"
                 'Use a kind without a value head, such as worker="reference"'
             )
 

@@ -26,6 +26,8 @@ from rlcore.protocols.roles import WorkerType
 from rlcore.protocols.transfer import Transfer
 from rlcore.rewards.pipeline import FinalRewards, final_rewards
 from rlcore.rewards.relative import relative
+from rlcore.trainer.prefetch import Prefetcher
+from rlcore.trainer.recording import Replay
 from rlcore.trainer.sharing import DeviceSharing
 from rlcore.trainer.step import PromptSource, Step
 from rlcore.types import Mean, Sampling
@@ -64,6 +66,7 @@ class Roles:
         transfers: Mapping[tuple[str, str], Transfer] = MappingProxyType({}),
         sharing: DeviceSharing | None = None,
         source: PromptSource | None = None,
+        prefetcher: Prefetcher | Replay | None = None,
         on_scored: Callable[[Step, Batch], None] | None = None,
         step: Step | None = None,
     ) -> None:
@@ -72,7 +75,8 @@ class Roles:
         Args:
             specs: role -> specification with its defaults.
             transfers: (source, target) -> how weights travel.
-            source: prompts for `more_prompts`.
+            source: prompts for `more_prompts`, unless there is a prefetcher.
+            prefetcher: prompts whose samples are generated ahead, or were recorded.
             on_scored: called with the samples of each `score`, before any is dropped.
             step: where metrics and costs are noted; `during` binds the roles to another one.
         """
@@ -84,7 +88,8 @@ class Roles:
         self._specs = specs
         self._transfers = transfers
         self._sharing = sharing
-        self._source = source
+        self.prefetcher = prefetcher
+        self._source = prefetcher or source
         self._on_scored = on_scored
         self._warnings: set[str] = set()
         self._bind(step or Step(number=0))
@@ -104,6 +109,11 @@ class Roles:
         groups = self.__dict__.get("groups", {})
         if name in groups:
             return groups[name]
+        if name == "rollout" and isinstance(self.__dict__.get("prefetcher"), Replay):
+            raise ConfigError(
+                "the algorithm generates with roles.rollout itself, and schedule.replay starts no engine\n"
+                "Train with an engine:  schedule.replay=''"
+            )
         raise AttributeError(f"this run has no role '{name}'; its algorithm asked for {', '.join(groups)}")
 
     def has(self, name: str) -> bool:
@@ -132,11 +142,19 @@ class Roles:
         return [group for name, group in self.groups.items() if group.worker_class.has_state(self._specs[name])]
 
     def generate(self, prompts: Batch, rollout: str = "rollout") -> Batch:
-        """Generate the configured number of samples for each prompt, adjacent and in prompt order."""
-        return self._counted(getattr(self, rollout).generate(prompts, self.sampling, self.samples_per_prompt))
+        """Return the configured number of samples for each prompt, adjacent and in prompt order.
+
+        They are generated now, or were generated ahead for prompts that `more_prompts` returned.
+        """
+        ahead = self.prefetcher.samples(prompts) if self.prefetcher and rollout == "rollout" else None
+        if ahead is None:
+            ahead = getattr(self, rollout).generate(prompts, self.sampling, self.samples_per_prompt)
+        if self.step.generated is not None and rollout == "rollout":
+            self.step.generated.append(ahead)
+        return self._counted(ahead)
 
     def more_prompts(self, count: int) -> Batch:
-        """Return more prompts for this step, to replace prompts whose samples are not used."""
+        """Return prompts for this step: at its start, and to replace prompts whose samples are not used."""
         assert self._source is not None, "roles without data"
         return self._source.take(count, self.step)
 
@@ -213,6 +231,8 @@ class Roles:
 
     def sync(self, version: int) -> None:
         """Send the weights of trained models to the rollouts that use them, as `version`."""
+        if self.prefetcher is not None:
+            self.prefetcher.before_weights(self.step)
         for source, target in self._transfers:
             if self.groups[target].worker_class.updated_every_step:
                 self._send(source, target, version, "weight sync")
@@ -245,10 +265,10 @@ class Roles:
     def _send(self, source: str, target: str, version: int, what: str, mix: float = 1.0) -> None:
         if self._sharing is not None:
             self._sharing.acquire(self.groups[target])
-        start = time.perf_counter()
+        start, groups = time.perf_counter(), (self.groups[source], self.groups[target])
         with self.step.blocked():
             self._transfers[source, target].send(version, mix)
-        self.step.spent(what, time.perf_counter() - start)
+        self.step.sent(what, {group.pool: len(group.meshes) for group in groups}, time.perf_counter() - start)
 
     def note(self, name: str, mean: Mean) -> None:
         """Add a metric of the step."""

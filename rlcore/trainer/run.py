@@ -20,9 +20,10 @@ from rlcore.data.columns import INTERNAL_COLUMNS, REWARD_PREFIX
 from rlcore.data.text import encodable
 from rlcore.errors import RlcoreError, TrackerError
 from rlcore.hooks.manager import Hooks
-from rlcore.protocols.optional import ShowsPhase
+from rlcore.protocols.optional import ShowsDistributions, ShowsPhase
 from rlcore.protocols.tracker import SampleRecord, Tracker
 from rlcore.trainer.checkpoint import Checkpoints
+from rlcore.trainer.recording import record_step
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.signals import Signals
 from rlcore.trainer.step import PromptSource, Step
@@ -64,6 +65,8 @@ class Run:
     """Package -> version of every plugin in this run, written to checkpoints."""
     roles: Roles = field(init=False)
     counters: Counters = field(default_factory=Counters)
+    saving: Step = field(default_factory=lambda: Step(number=0))
+    """Record of the calls of the checkpoint that is being written."""
     warned_of_gap: bool = False
     lock: TextIO
     """The lock on the run's directory, held while this file is open."""
@@ -74,7 +77,15 @@ class Run:
 
     def next_step(self) -> Step:
         """Return a new step, the one after the last that is complete."""
-        return Step(number=self.counters.step + 1, on_wait=self.phase)
+        generated: list[Batch] | None = [] if self.config.schedule.record else None
+        return Step(number=self.counters.step + 1, on_wait=self.phase, generated=generated)
+
+    def record(self, step: Step) -> None:
+        """Write what a step generated, if the run is recorded."""
+        if step.generated:
+            self.phase("record")
+            record_step(self.directory, step, self.config.sampling.samples_per_prompt)
+            step.generated = None
 
     def note_scored(self, step: Step, samples: Batch) -> None:
         """Pass the scored samples of a step to the hooks."""
@@ -102,6 +113,8 @@ class Run:
         for name, tracker in self._named_trackers():
             with _tracker_errors(name, f"step {step.number}", self.directory.name):
                 tracker.log_samples(step.number, records)
+                if isinstance(tracker, ShowsDistributions):
+                    tracker.log_distributions(step.number, distributions(step.scored))
 
     def close(self, summary: Mapping[str, object]) -> None:
         """Shut down hosts and trackers, and unlock the directory."""
@@ -208,6 +221,12 @@ def spread(group_id: np.ndarray, count: int, step: int) -> list[int]:
     rounds = range(max(sizes, default=0))
     rows = [int(group[(step + i) % len(group)]) for i in rounds for group in groups if i < len(group)]
     return sorted(rows[:count])
+
+
+def distributions(scored: Batch) -> dict[str, np.ndarray]:
+    """Return the values of all samples for trackers that show their distribution."""
+    reward, length = (column.numpy() for column in scored.fetch("reward", "num_loss_tokens"))
+    return {"reward": reward[~np.isnan(reward)], "response_length": length}
 
 
 def record(step: int, row: Mapping[str, Any]) -> SampleRecord:

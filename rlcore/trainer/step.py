@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlcore.controller.record import Record
@@ -18,6 +19,8 @@ class Step(Record):
     """Positions of its prompts in the order of the loader."""
     num_samples: int = 0
     num_tokens: int = 0
+    generated: list[Batch] | None = None
+    """The samples of each `roles.generate`, if they are recorded."""
     scored: Batch | None = None
     """The samples that were scored last, including those that were dropped later."""
     collecting: bool = True
@@ -32,10 +35,24 @@ class PromptSource:
     prompts: Batch
     """All training prompts, tokenized; row i is prompt i."""
 
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the data."""
+        return [name for name in self.prompts.columns if name != "input_ids"]
+
     def take(self, count: int, step: Step) -> Batch:
         """Return the next prompts, and add their positions to the step."""
-        issued = self.loader.issue(count)
-        step.positions += [item.position for item in issued]
-        return self.prompts.take([item.prompt_id for item in issued]).with_rows(
-            group_id=[item.position for item in issued], seed=[item.request_seed for item in issued]
+        prompts = self.issue(count)
+        step.positions += prompts["group_id"].tolist()
+        return prompts
+
+    def issue(self, count: int) -> Batch:
+        """Return the next prompts, with the row columns `group_id` (their position) and `seed`."""
+        return self.at([item.position for item in self.loader.issue(count)])
+
+    def at(self, positions: Sequence[int]) -> Batch:
+        """Return the prompts at these positions."""
+        items = [self.loader.at(position) for position in positions]
+        return self.prompts.take([item.prompt_id for item in items]).with_rows(
+            group_id=positions, seed=[item.request_seed for item in items]
         )

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcore.registry import catalog
+from rlcore.registry.known import known_names
 from rlcore.trainer.run import Run, error_text
 
 
-def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -> dict[str, Any]:
+def summarize(run: Run, overrides: Sequence[str], error: BaseException | None) -> dict[str, Any]:
     """Return the summary of a run for `rlcore.trackers.console`, without unknown values."""
     counters = run.counters
     latest = run.checkpoints.latest()
@@ -37,9 +39,16 @@ def summarise(run: Run, overrides: Sequence[str], error: BaseException | None) -
         "checkpoint": str(_short(latest.path)) if latest else None,
         "resume_command": f"rlcore train {typed} run.name={run.directory.name}" if latest else None,
         "next_command": f"rlcore {verb} {shlex.quote(str(directory))} {target}" if latest else None,
-        "report_command": f"rlcore report {shlex.quote(str(directory))}",
+        "report_command": "\n".join(_to_report(directory)),
     }
     return {name: value for name, value in summary.items() if value is not None}
+
+
+def _to_report(directory: Path) -> list[str]:
+    """Return the lines to type to see the run: the command, after its installation if it is missing."""
+    command = f"rlcore report {shlex.quote(str(directory))}"
+    installed = any(not catalog().hidden(entry) for entry in catalog().find("command", "report"))
+    return [command] if installed else [f"pip install {known_names('command')['report']}", command]
 
 
 def _short(path: Path) -> Path:

@@ -112,5 +112,11 @@ class Worker:
     def load_from(self, directory: Path) -> None:
         """Load the state that `save_to` wrote."""
 
+    def sampled_by_engine(self, version: int) -> None:
+        """Note that an engine receives the worker's weights as this version; called by the host before `weights`."""
+
+    def abort(self) -> None:
+        """Cancel what a call waits for, if possible; called from another thread before the host is closed."""
+
     def close(self) -> None:
         """Free everything; may be called twice."""

@@ -34,4 +34,4 @@ def demonstrate(prompts: Batch, columns: Sequence[str], tokenizer: Any, max_toke
             Sample(request_id=i, token_ids=kept, log_probs=unknown, finish_reason=reason, policy_version=0)  # type: ignore[arg-type]
         )
     batch = samples_batch(prompts.repeat(len(columns)), len(columns), requests, samples)
-    return batch.drop("rollout_log_probs", "token_version", "policy_version")
+    return batch.drop("rollout_log_probs", "token_version", "policy_version", "first_version")

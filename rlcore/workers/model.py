@@ -203,12 +203,14 @@ class TrainedWorker(ModelWorker):
         super().__init__(context, options=options)
         algorithm_class: Any = load(options.algorithm, rank=context.rank, host=context.host)
         self.algorithm = algorithm_class(options.algorithm_config)
+        self.version = 0
+        """Newest version of the weights that an engine received."""
         self.has_stepped = False
-        """True if the model was updated since its weights were last sent, so that they differ from the engine's."""
+        """True if the model was updated since then, so that it differs from the engine."""
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        self.has_stepped = False
-        return super().weights()
+    @dispatch("all", on_device=False)
+    def sampled_by_engine(self, version: int) -> None:
+        self.version, self.has_stepped = version, False
 
     @dispatch("dp_metrics")
     def update(self, batch: Batch, counts: Counts) -> Metrics:

@@ -20,14 +20,20 @@ class PolicyWorker(TrainedWorker):
         return Batch.of(lengths=batch.lengths, tokens={"log_probs": out.log_probs, "entropy": out.entropy})
 
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:
-        """Return the gap between log-probs of engine and trainer, both with the weights that sampled."""
+        """Return the distance in log-probs between the policy before the update and those that sampled, in nats.
+
+        `policy_gap` is over all tokens. `rollout_logprob_gap` compares engine and trainer with the same weights, so only
+        samples whose first token comes from the newest version count: later tokens of other samples may depend on a KV
+        cache of older weights.
+        """
         known = "old_log_probs" in batch or not self.has_stepped
         if "rollout_log_probs" not in batch or out.log_probs is None or not known:
             return {}
         mask = batch["loss_mask"]
         trainer = batch["old_log_probs"] if "old_log_probs" in batch else out.log_probs.detach()
-        gap = (trainer - batch["rollout_log_probs"]).abs()[mask]
-        return {"rollout_logprob_gap": Mean(float(gap.sum()), float(mask.sum()))}
+        gap = (trainer - batch["rollout_log_probs"]).abs()
+        found = {"policy_gap": mask, "rollout_logprob_gap": mask & (batch.per_token("first_version") == self.version)}
+        return {name: Mean(float(gap[it].sum()), float(it.sum())) for name, it in found.items() if it.any()}
 
 
 class ReferenceWorker(ModelWorker):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,6 +24,7 @@ from rlcore.registry import PluginSpec, load
 from rlcore.types import Request, Sample, Sampling
 from rlcore.workers.base import Worker
 from rlcore.workers.plan import PoolFacts, RoleMemory, RunPlan
+from rlcore.workers.stream import Progress, Stream
 
 
 class RolloutWorker(Worker):
@@ -74,35 +74,73 @@ class RolloutWorker(Worker):
             context=RolloutContext(rank=context.rank, world_size=context.world_size, device=context.device),
         )
         self.mesh = self.engine.mesh
+        self._stream: Stream[Batch] = Stream(in_thread=context.concurrent)
+        self._num_tokens = 0
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
         """Generate samples for each prompt, adjacent and in prompt order, with the row columns of the prompt.
 
         `prompts` has `input_ids` and the row columns `group_id` and `seed`. Adds `loss_mask`, `rollout_log_probs`,
-        `token_version`, `sample_id`, `policy_version`, `num_loss_tokens` and `finish_reason`.
+        `token_version`, `sample_id`, `policy_version`, `first_version`, `num_loss_tokens` and `finish_reason`.
         """
+        return self._stream.run(self.draw(prompts, sampling, samples_per_prompt))
+
+    @dispatch("rlcore.controller.dispatch:PerEngine")
+    def request_groups(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> None:
+        """Start to generate samples for each prompt and return at once; `finished_groups` returns them.
+
+        `prompts` has the columns of `generate` and the row column `engine`: the engine that gets the prompt. Weights that
+        are loaded meanwhile continue the responses: see `rollout.pause`. `generate` runs beside them.
+        """
+        for place in range(len(prompts)):
+            self._stream.begin(self.draw(prompts.slice(place, place + 1), sampling, samples_per_prompt))
+
+    @dispatch("rlcore.controller.dispatch:PerEngine", on_device=False, concurrent=True)
+    def finished_groups(self, count: int, wait_s: float) -> tuple[Batch | None, list[Progress]]:
+        """Return the samples of groups that have finished since the last call, and the progress of each engine.
+
+        Args:
+            count: wait until each engine has this number of groups, or all of its groups if there are fewer.
+            wait_s: limit of the wait in seconds. With runtime=local, 0 draws nothing, and there is no other limit.
+
+        Raises:
+            Exception: an error of the engine or an environment. All requested groups of this engine are aborted.
+        """
+        groups = self._stream.finished(count, wait_s)
+        return Batch.cat(groups) if groups else None, [self._stream.progress(self._num_tokens)]
+
+    async def draw(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
+        """Return the samples of `generate`. Draws of single groups overlap, and weights are loaded between their steps."""
         requests = requests_of(prompts, sampling, samples_per_prompt)
-        samples = asyncio.run(_drain(self.engine, requests))
+        samples = await _drain(self.engine, requests, self.count)
         if len(samples) < len(requests):
             return prompts.take([])  # not collected: another rank of the engine returns the samples
         return samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
 
+    def count(self, sample: Sample) -> None:
+        """Count a finished response as progress."""
+        self._num_tokens += len(sample.token_ids)
+
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace the engine's weights; called by the host when it receives them."""
-        self.engine.load_weights(weights, version)
+        """Replace the engine's weights between two of its steps; called by the host when it receives them."""
+        self._stream.pause(lambda: self.engine.load_weights(weights, version))
 
     @dispatch("all", on_device=False)
     def sleep(self) -> None:
         """Free the device for training."""
-        self.engine.sleep()
+        self._stream.between_steps(self.engine.sleep)
 
     @dispatch("all", on_device=False)
     def wake(self) -> None:
         """Return to the device, ready to generate."""
-        self.engine.wake()
+        self._stream.between_steps(self.engine.wake)
+
+    def abort(self) -> None:
+        self._stream.abort()
 
     def close(self) -> None:
+        self._stream.close()
         self.engine.close()
 
 
@@ -119,8 +157,12 @@ def requests_of(prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> 
     ]
 
 
-async def _drain(engine: Rollout, requests: Sequence[Request]) -> list[Sample]:
-    samples = [sample async for sample in engine.generate(requests)] if requests else []
+async def _drain(engine: Rollout, requests: Sequence[Request], count: Callable[[Sample], None]) -> list[Sample]:
+    samples = []
+    if requests:
+        async for sample in engine.generate(requests):
+            count(sample)
+            samples.append(sample)
     if not samples and not engine.mesh.returns:
         return []
     by_request = {sample.request_id: sample for sample in samples}

@@ -8,6 +8,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_configure(config):
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)

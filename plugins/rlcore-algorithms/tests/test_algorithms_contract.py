@@ -3,7 +3,6 @@
 import torch
 from rlcore_algorithms.best_of_n import BestOfN
 from rlcore_algorithms.cispo import CISPO
-from rlcore_algorithms.correction import CorrectionConfig
 from rlcore_algorithms.covariance import ClipCov, KLCov
 from rlcore_algorithms.dapo import DAPO
 from rlcore_algorithms.distillation import Distillation
@@ -24,6 +23,7 @@ from rlcore_algorithms.sampling import OverlongConfig
 from rlcore_algorithms.sapo import SAPO
 from rlcore_algorithms.sft import SFT
 
+from rlcore.algorithms.correction import CorrectionConfig
 from rlcore.algorithms.kl import KLConfig
 from rlcore.testing import AlgorithmContract
 

@@ -15,15 +15,18 @@ from rlcore_algorithms.family import Estimator, Family
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gpg import GPG
 from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.ppo import DualClipPPO
 from rlcore_algorithms.remax import ReMax
 from rlcore_algorithms.rloo import RLOO
 from rlcore_algorithms.sapo import SAPO
 from rlcore_algorithms.sft import SFT
 
+from rlcore.algorithms.correction import CorrectionConfig
 from rlcore.config.build import build, build_plugin
 from rlcore.config.compose import compose, presets
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError
+from rlcore.protocols.optional import CorrectsStaleness
 from rlcore.registry import resolve
 from rlcore.registry.known import known_names
 from rlcore.testing import FakeRoles
@@ -31,16 +34,51 @@ from rlcore.types import TokenOutputs
 
 LOSSES = [Family, GSPO, GMPO, CISPO, SAPO, GPG, ClipCov, KLCov]
 WHOLE = [GSPO, GMPO]
+OFF, BY_TOKEN = CorrectionConfig(), CorrectionConfig(weight="token", high=10.0)
+
+
+def collected(made):
+    """Return the experience of an algorithm on two prompts with fake roles."""
+    roles = FakeRoles([role.name for role in made.roles()])
+    rows = {"prompt_id": [8, 5], "group_id": [0, 1], "seed": [1, 2]}
+    return made.collect(roles, Batch.of(lengths=[2, 3], tokens={"input_ids": [1, 2, 3, 4, 5]}, rows=rows)).local()
 
 
 def step(algorithm, **settings):
-    """Compute the terms of the actor's loss on two prompts with fake roles."""
+    """Compute the terms of the actor's loss on that experience."""
     made = algorithm(algorithm.Config(**settings))
-    roles = FakeRoles([role.name for role in made.roles()])
-    rows = {"prompt_id": [8, 5], "group_id": [0, 1], "seed": [1, 2]}
-    experience = made.collect(roles, Batch.of(lengths=[2, 3], tokens={"input_ids": [1, 2, 3, 4, 5]}, rows=rows)).local()
+    experience = collected(made)
     log_probs = torch.where(experience["loss_mask"], experience["rollout_log_probs"], 0.0)
     return made.loss(TokenOutputs(log_probs=log_probs, entropy=-log_probs), experience).terms
+
+
+@pytest.mark.parametrize("algorithm", [*LOSSES, DualClipPPO], ids=lambda algorithm: algorithm.__name__)
+def test_every_policy_loss_is_multiplied_by_the_weights_of_its_tokens(algorithm):
+    plain, weighted = (algorithm(algorithm.Config(minibatches=2, correction=it)) for it in (OFF, BY_TOKEN))
+    experience = collected(plain)
+    mask, old = experience["loss_mask"], experience["old_log_probs"]
+    log_ratio = torch.where(mask, torch.sin(torch.arange(len(old)) * 1.0), 0.0)
+    experience = experience.with_tokens(rollout_log_probs=old - log_ratio)
+
+    terms = [it.loss(TokenOutputs(log_probs=old + 0.1, entropy=-old), experience).terms for it in (plain, weighted)]
+
+    torch.testing.assert_close(terms[1][mask], (terms[0] * log_ratio.exp())[mask])
+
+
+def test_every_algorithm_says_if_it_corrects_for_older_weights():
+    names = [it.name for it in entry_points(group="rlcore.algorithm") if it.value.startswith(("rlcore.", "rlcore_alg"))]
+    found = {}
+    for name in names:
+        algorithm = resolve("algorithm", name).object
+        settings = {"teacher": "DIR"} if name == "distillation" else {}
+        weighted = {"correction": BY_TOKEN} if hasattr(algorithm.Config(**settings), "correction") else {}
+        made = [algorithm(algorithm.Config(**settings, **more)) for more in ({}, weighted)]
+        assert all(isinstance(it, CorrectsStaleness) for it in made)
+        found[name] = [it.corrects for it in made]
+
+    always = {"online_dpo", "best_of_n", "sft", "dpo", "reward_model"}
+    assert len(found) == 24
+    assert found == {name: [name in always, True] for name in names}
 
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))

@@ -59,20 +59,20 @@ def published(name, reward, group, length):
     for i, (r, g) in enumerate(zip(reward, group)):
         members = [j for j, other in enumerate(group) if other == g]
         others = [reward[j] for j in members if j != i]
-        centred = r - mean_of(reward, group, g)
+        centered = r - mean_of(reward, group, g)
         deviation = math.sqrt(sum((reward[j] - mean_of(reward, group, g)) ** 2 for j in members) / (len(members) - 1))
         n = len(members)
         total_length = sum(length[j] for j in members)
         found.append(
             {
-                "grpo": centred / (deviation + 1e-6),
-                "dr_grpo": centred,
+                "grpo": centered / (deviation + 1e-6),
+                "dr_grpo": centered,
                 "reinforce": r - sum(reward) / len(reward),
                 # verl's form: r · n/(n-1) - mean · n/(n-1); TRL's: r - (sum - r)/(n-1)
                 "rloo": r * n / (n - 1) - mean_of(reward, group, g) * n / (n - 1),
                 "opo": r - sum(length[j] * reward[j] for j in members) / total_length,
-                "gpg": len(reward) / varied * centred,
-                "reinforce_plus_plus_baseline": (centred - mean) / std,
+                "gpg": len(reward) / varied * centered,
+                "reinforce_plus_plus_baseline": (centered - mean) / std,
             }[name]
         )
         assert name != "rloo" or found[-1] == pytest.approx(r - sum(others) / len(others))

@@ -8,12 +8,13 @@ from rlcore_algorithms.best_of_n import BestOfN
 from rlcore_algorithms.dpo import DPO
 from rlcore_algorithms.online_dpo import OnlineDPO, best_and_worst
 from rlcore_algorithms.reward_model import RewardModel, with_score_token
+from rlcore_tests.pairs import make_pairs, plain_pair_gradients
 
 from rlcore.backends.local import LocalBackend, LocalConfig
 from rlcore.data.batch import Batch
 from rlcore.protocols import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.testing import FakeRoles
-from rlcore.testing.training import make_pairs, plain_pair_gradients, save_model
+from rlcore.testing.training import save_model
 from rlcore.types import Mean, TokenOutputs
 from rlcore.workers.averaging import count, reduce_metrics, reduce_terms
 

@@ -27,7 +27,7 @@ def token(algorithm, ratio, advantage, *, chosen=False, **settings):
         rows={"advantage": torch.tensor([advantage], dtype=torch.float64)},
     )
     old = torch.tensor([0.0, -1.5], dtype=torch.float64)
-    terms, _ = algorithm(algorithm.Config(**settings)).terms(log_prob, old, batch)
+    terms, _ = algorithm(algorithm.Config(**settings)).policy_loss(log_prob, old, batch)
     (gradient,) = torch.autograd.grad(terms[1], log_prob)
     return terms[1].item(), gradient[1].item()
 
@@ -81,7 +81,7 @@ def sigmoid(x):
             {"chosen": True, "penalty": 0.5},
             -2 + 0.5 * math.log(2),
             -1.5,
-            id="kl-cov-penalises-the-chosen",
+            id="kl-cov-penalizes-the-chosen",
         ),
         pytest.param(
             KLCov,
@@ -90,7 +90,7 @@ def sigmoid(x):
             {"chosen": True, "penalty": 0.5},
             -0.5 + 0.5 * math.log(2),
             -1.0,
-            id="kl-cov-penalises-both-directions",
+            id="kl-cov-penalizes-both-directions",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_losses_and_gradients_agree_with_the_published_formulas(algorithm, setti
     flat_old = torch.nn.functional.pad(old, (2, 0))[there]
     batch = Batch.of(lengths=lengths + 2, tokens={"loss_mask": behind[there]}, rows={"advantage": advantages})
     made = algorithm(algorithm.Config(**settings))
-    terms, _ = made.terms(flat_new, flat_old, batch)
+    terms, _ = made.policy_loss(flat_new, flat_old, batch)
     found = reduce_terms(LossTerms(terms=terms, average=made.config.average), batch, count(lengths))
     (gradient,) = torch.autograd.grad(found, flat_new)
 
@@ -183,7 +183,7 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(algorithm):
         lengths=lengths, tokens={"loss_mask": torch.ones(len(flat), dtype=torch.bool)}, rows={"advantage": advantages}
     )
 
-    terms, _ = algorithm(algorithm.Config()).terms(flat, flat.detach(), batch)
+    terms, _ = algorithm(algorithm.Config()).policy_loss(flat, flat.detach(), batch)
     (gradient,) = torch.autograd.grad((terms * torch.ones_like(terms)).sum(), flat)
 
     # in GSPO and GMPO each token has its own gradient, whose mean over the response is the gradient of the sequence

@@ -21,7 +21,7 @@ SMALL = [
     "trackers=jsonl",
     "run.name=r",
 ]
-TIMES = ("time", "perf/", "time_s/", "controller/")
+TIMES = ("time", "perf/", "time_s/", "controller/", "schedule/engine_idle")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,6 +80,7 @@ def test_the_correction_of_an_accurate_engine_has_weights_close_to_1(tmp_path):
     )
 
     assert last["actor/correction/weight"] == pytest.approx(1, abs=1e-4)
+    assert last["actor/correction/effective_size"] == pytest.approx(1, abs=1e-4)
     assert last["actor/correction/outside"] == last["actor/correction/rejected"] == 0
     assert last["actor/rollout_logprob_gap"] < 1e-4
 
@@ -97,6 +98,36 @@ def test_a_resumed_run_with_refilled_prompts_has_the_metrics_of_an_uninterrupted
     assert state["loader"]["next_position"] > 2 * 8
     assert [line["experience/groups"] for line in whole[1:]] == [8, 8, 8, 8]
     assert resumed[-2:] == whole[-2:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "refills"),
+    [(["dapo", "algorithm.minibatches=2", "algorithm.refill.rounds=8"], True), (["remax"], False)],
+    ids=["dapo", "remax"],
+)
+def test_samples_generated_ahead_survive_an_error(tmp_path, settings, refills):
+    """The error is raised by the last round of the third step, so that those before it have taken samples."""
+    pipelined = [*settings, "schedule=pipelined", "placement=split"]
+    (tmp_path / "fails.py").write_text("""
+from rlcore import hookimpl
+
+class Fails:
+    def __init__(self):
+        self.rounds = 0
+
+    @hookimpl
+    def rlcore_samples_scored(self, run, step, samples):
+        self.rounds += step == 3
+        if self.rounds == 2 or (self.rounds and "remax" in run.config.algorithm.name):
+            raise RuntimeError("the third step has no rewards")
+""")
+    whole = run(tmp_path / "whole", *pipelined, steps=4)
+    with pytest.raises(RuntimeError, match="the third step has no rewards"):
+        run(tmp_path / "cut", *pipelined, f"plugins.hooks=['{tmp_path}/fails.py:Fails']", steps=4)
+
+    assert run(tmp_path / "cut", *pipelined, steps=4) == whole
+    assert whole[3]["schedule/staleness_max"] == 1
+    assert (whole[3]["schedule/staleness_mean"] < 1) == refills, "prompts of a refill are from the next request"
 
 
 def test_sft_learns_demonstrations_without_rollout_or_reward(tmp_path, pairs):
@@ -196,7 +227,7 @@ def test_a_reward_model_is_trained_and_evaluated_on_held_out_pairs(tmp_path, pai
     assert last["eval/pass_rate"] > 0.9
 
 
-def test_distillation_moves_the_student_towards_the_teacher(tmp_path, pairs):
+def test_distillation_moves_the_student_toward_the_teacher(tmp_path, pairs):
     run(tmp_path / "teacher", "sft", f"data.train={pairs}", "data.eval=", "trainer.prompts_per_step=64", steps=8)
     teacher = next((tmp_path / "teacher" / "r" / "checkpoints").glob("*/actor"))
     more = [f"algorithm.teacher={teacher}", "trainer.prompts_per_step=32", "data.eval="]
@@ -227,7 +258,7 @@ def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tm
     ("settings", "words"),
     [
         pytest.param(["sft"], ["column 'response'", "does not have", "data.rename"], id="no-demonstrations"),
-        pytest.param(["sft", "algorithm.response=digts"], ["column 'digts'", "'digits'"], id="misspelt"),
+        pytest.param(["sft", "algorithm.response=digts"], ["column 'digts'", "'digits'"], id="misspelled"),
         pytest.param(["dpo"], ["column 'chosen'"], id="no-pairs"),
         pytest.param(["distillation"], ["algorithm.teacher", "DIR"], id="no-teacher"),
         pytest.param(["distillation", "algorithm.teacher=/nowhere"], ["algorithm.teacher=/nowhere"], id="lost-teacher"),

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from rlcore.cli import main
+from rlcore.data.recorded import open_batch
 from rlcore.quickstart import Recipe, prepare
 
 TEMPLATE = (
@@ -19,7 +20,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from rlcore import Step
+from rlcore import Step, hookimpl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,13 @@ class NoStep:
         return []
 
 
+class Fails:
+    @hookimpl
+    def rlcore_samples_scored(self, run, step, samples):
+        if step == 2:
+            raise RuntimeError("the second step has no rewards")
+
+
 def about(completion, episode_messages, num_turns, digits):
     assert [m["role"] for m in episode_messages][::2] == ["user"] * num_turns
     return float(num_turns)
@@ -146,6 +154,45 @@ def test_a_run_with_an_environment_needs_no_other_setting(train, algorithm):
     assert metrics["reward/mean"] == metrics["reward/environment"]
     assert metrics["actor/rollout_logprob_gap"] < 1e-3
     assert metrics["reward/num_score"] == 8.0
+
+
+def test_episodes_that_were_generated_ahead_survive_an_error(train, tmp_path):
+    pipelined = ["environment=e.py:Good", "schedule=pipelined", "placement=split"]
+    code, stderr, whole = train(*pipelined, steps=3)
+    assert code == 0, stderr
+    (tmp_path / "outputs" / "r").rename(tmp_path / "whole")
+
+    with pytest.raises(RuntimeError, match="the second step has no rewards"):
+        train(*pipelined, "plugins.hooks=['e.py:Fails']", steps=3)
+    (queue,) = (tmp_path / "outputs" / "r" / "checkpoints").glob("step_000001/queue")
+    assert open_batch(queue)["group_id"].unique().tolist() == [4, 5, 6, 7]
+    assert [message["role"] for message in open_batch(queue)["episode_messages"][0]][::2] == ["user", "user"]
+    code, stderr, resumed = train(*pipelined, steps=3)
+
+    assert code == 0, stderr
+    assert whole["schedule/staleness_mean"] == 1.0
+    names = ("actor/loss", "actor/grad_norm", "reward/mean", "environment/turns", "response_length/mean")
+    assert [resumed[name] for name in names] == [whole[name] for name in names]
+
+
+def test_episodes_of_an_asynchronous_run_go_on_under_new_weights(train):
+    code, stderr, metrics = train(
+        *("environment=e.py:Good", "environment.turns=4", "schedule=async", "placement=split"), steps=4
+    )
+
+    assert code == 0, stderr
+    assert metrics["environment/turns"] == 4.0
+    assert metrics["progress/samples"] == 4 * 8
+    assert 0 < metrics["schedule/staleness_mean"] <= metrics["schedule/staleness_max"] <= 4
+
+
+def test_episodes_that_fail_ahead_of_others_are_counted_in_the_step_that_takes_them(train, caplog):
+    more = ("schedule=async", "placement=split", "reward.on_error=drop", "sampling.samples_per_prompt=1")
+    code, stderr, metrics = train("environment=e.py:Raises", *more, steps=2)
+
+    assert code == 0, stderr
+    assert "4 of 4 samples have no reward" in caplog.text, "they end after one turn, before all others"
+    assert (metrics["reward/num_error"], metrics["reward/num_score"]) == (0.0, 4.0)
 
 
 def test_other_rewards_see_the_conversation_and_are_summed(train):

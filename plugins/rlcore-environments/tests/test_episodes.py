@@ -19,9 +19,9 @@ from rlcore_environments.episodes import (
     OUT_OF_TOKENS,
     OUT_OF_TURNS,
     TIMEOUT,
+    Episodes,
     RequestBatcher,
     episodes_batch,
-    run_episodes,
 )
 from rlcore_environments.stage import Stage
 
@@ -170,9 +170,8 @@ def play(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_respo
     Counts.begun.clear()
     Counts.closed.clear()
     Counts.seen.clear()
-    return asyncio.run(
-        run_episodes(engine, lambda: environment(Settings(**settings)), options, tokenizer, rows, requests)
-    )
+    episodes = Episodes(engine, lambda: environment(Settings(**settings)), options, tokenizer)
+    return asyncio.run(episodes.run(rows, requests))
 
 
 @pytest.fixture
@@ -252,7 +251,7 @@ def test_tokens_between_two_turns_come_from_the_template(tokenizer):
     assert chat.begin(history) + truncated + chat.after(history, new, truncated) == whole
 
 
-def test_an_unusual_tokenisation_by_the_model_is_kept(tokenizer):
+def test_an_unusual_tokenization_by_the_model_is_kept(tokenizer):
     """Decoding and encoding again would change these tokens: a pad token, and digits in an unusual order."""
     chat = Chat(tokenizer)
     history, new = [{"role": "user", "content": "go"}], [{"role": "user", "content": "more"}]
@@ -286,7 +285,7 @@ def test_log_probs_of_every_turn_match_the_trainer(hf, tokenizer, model_path):
         torch.testing.assert_close(torch.tensor(episode.log_probs), wanted[mask], atol=2e-5, rtol=0)
 
 
-def test_an_episode_does_not_depend_on_its_neighbours(hf, tokenizer):
+def test_an_episode_does_not_depend_on_its_neighbors(hf, tokenizer):
     together = play(hf, tokenizer, num=6)
 
     assert play(hf, tokenizer, num=2)[1].token_ids == together[1].token_ids
@@ -564,7 +563,7 @@ def test_limits_without_an_effect_are_refused(name, value):
         replace(EpisodeConfig(), **{name: value})
 
 
-def test_messages_of_an_episode_are_json_serialisable(fake, tokenizer):
+def test_messages_of_an_episode_are_json_serializable(fake, tokenizer):
     (episode,) = play(fake, tokenizer, num=1)
 
     json.dumps([dict(m) for m in episode.messages])

@@ -15,6 +15,7 @@ from rlcore_fsdp.memory import OutOfMemory
 from rlcore_fsdp.mesh import make_grid
 from rlcore_fsdp.model import find_layers
 from rlcore_fsdp.tensor_parallel import check_sizes, cut
+from rlcore_tests.families import WINDOW, make_family
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import ConfigError, ModelError
@@ -22,7 +23,6 @@ from rlcore.models.load import load_model
 from rlcore.protocols.backend import BackendContext, ModelConfig, OptimizerConfig
 from rlcore.registry import versions
 from rlcore.testing import run_ranks
-from rlcore.testing.families import WINDOW, make_family
 from rlcore.testing.training import FAMILIES, GENTLE, make_batch, policy_loss, save_model, train
 
 
@@ -230,7 +230,7 @@ def test_a_grid_that_does_not_fit_is_refused_with_the_sizes_that_do(config, worl
 @pytest.mark.parametrize(
     ("settings", "start"),
     [
-        ({"replicate": 0}, "replicate: expected at least 1, got 0"),
+        ({"replicate": 0}, "replicate: expected 1 or more, got 0"),
         ({"lora_sync": "adapters"}, "lora_sync: expected merged unless lora_rank is above 0, got adapters"),
         ({"lora_rank": -1}, "lora_rank: expected 0 or more, got -1"),
         ({"context_parallel": 2, "tensor_parallel": 2}, "context_parallel: expected 1 when tensor_parallel is above 1"),
@@ -346,7 +346,7 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_starts(given, first, 
 
 
 @pytest.mark.parametrize("check", [make_fsdp, planned], ids=["made", "planned"])
-def test_positions_that_depend_on_neighbours_are_refused(check, tmp_path):
+def test_positions_that_depend_on_neighbors_are_refused(check, tmp_path):
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
     with pytest.raises(ModelError, match="rope_type=dynamic: its positions depend on the longest sample"):
@@ -532,7 +532,7 @@ def test_chunked_attention_is_refused(make, tmp_path):
 
 
 def test_attention_that_ignores_the_window_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlcore_fsdp.attention.window_of_mask", lambda *args, **options: None)
+    monkeypatch.setattr("rlcore.models.attention.window_of_mask", lambda *args, **options: None)
     make_family("phimoe", sliding_window=64).save_pretrained(tmp_path)
 
     with pytest.raises(ModelError, match=r"cannot train PhimoeForCausalLM: .* longer than its sliding_window=64"):

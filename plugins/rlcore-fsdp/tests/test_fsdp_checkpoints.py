@@ -109,7 +109,7 @@ def test_the_same_number_of_ranks_resumes_bit_for_bit(kind, written, resumed):
 @pytest.mark.parametrize("world", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_number_of_ranks_resumes_with_close_results(kind, world, written, resumed):
-    tolerance = 5e-3 if kind == "muon" else 2e-5  # Muon orthogonalises in bfloat16
+    tolerance = 5e-3 if kind == "muon" else 2e-5  # Muon orthogonalizes in bfloat16
     reports, directory = resumed(world)
 
     losses = torch.tensor([[row[0] for row in r[kind]["after"]] for r in reports if r[kind]["returns"]]).sum(0)

@@ -98,7 +98,7 @@ def test_codes_are_restored_bit_for_bit(key, lowest, parameter):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("of", ["other ranks", "another optimizer"])
-def test_values_with_other_blocks_are_quantised_again(of, parameter):
+def test_values_with_other_blocks_are_quantized_again(of, parameter):
     values = torch.rand(64, 128, generator=torch.Generator().manual_seed(0))
     scales = {"exp_avg_sq_scale": torch.arange(1.0, 65.0)[:, None].expand(64, 128)}
     state = {"exp_avg_sq": values} | (scales if of == "other ranks" else {})

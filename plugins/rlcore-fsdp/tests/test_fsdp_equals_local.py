@@ -3,6 +3,10 @@
 Tolerances: sums over ranks and shards are added in another order than in one process, which changes the last one or two
 float32 bits (6e-8 relative each) in every step. Over ten steps of an optimizer that never divides by less than 1e-2, this
 grows by less than a factor of 100. A lost or doubled gradient is off by at least 1e-2.
+
+Gradient norms of the story model amplify such differences: they vary between 12 and 53, and at step 7 `local` in float32
+is off by 1.5e-4 from float64, two tensor-parallel ranks by 1.7e-4. Initial weights that differ by 6e-8 change them by up
+to 6e-4, but the final weights by 1e-6 only.
 """
 
 import pytest
@@ -16,6 +20,7 @@ from rlcore.testing.training import check_equal, follow, make_batch, save_model
 NUM_BYTES = 256
 STEPS = 10
 WEIGHT_TOLERANCE = 2e-5
+NORM_TOLERANCE = 2e-3
 
 CASES = {
     # name: (world sizes, model, settings of the backend, fields of the context and the model)
@@ -129,7 +134,13 @@ def oracle(paths, tmp_path_factory):
 def test_ten_steps_equal_local(name, world, runs, oracle):
     reports = [report[name] for report in runs(world)]
 
-    check_equal(reports, oracle(name), batch_of(CASES[name][1]), weight_tolerance=WEIGHT_TOLERANCE)
+    check_equal(
+        reports,
+        oracle(name),
+        batch_of(CASES[name][1]),
+        weight_tolerance=WEIGHT_TOLERANCE,
+        norm_tolerance=NORM_TOLERANCE,
+    )
 
 
 def test_ten_steps_change_every_weight_by_more_than_the_tolerance(oracle, paths):

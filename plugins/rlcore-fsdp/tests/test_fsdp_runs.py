@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import ray
+from rlcore_tests.runs import metrics, small_run
 
 from rlcore.cli.train import run as train
-from rlcore.testing.runs import metrics, small_run
 from rlcore.testing.waiting import HANG_S
 
 FAULTS = Path(__file__).with_name("fsdp_faults.py")

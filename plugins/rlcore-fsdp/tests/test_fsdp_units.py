@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fsdp_cases import PRELOAD, make_fsdp
+from rlcore_tests.pairs import make_pairs, plain_pair_gradients
 from safetensors.torch import load_file, save_file
 
 from rlcore.data.shares import share_sizes
 from rlcore.testing import run_ranks
-from rlcore.testing.training import make_pairs, plain_pair_gradients, save_model
+from rlcore.testing.training import save_model
 from rlcore.types import LossTerms, Mean
 from rlcore.workers.averaging import count, reduce_terms
 

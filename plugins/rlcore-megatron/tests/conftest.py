@@ -9,7 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def pytest_configure(config):
     """Hide GPUs, and turn warnings into errors, except those that megatron-core causes itself."""
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)
     for kind in ("DeprecationWarning", "UserWarning"):

@@ -452,7 +452,7 @@ def test_a_grid_that_does_not_divide_the_model_is_refused_with_the_sizes_that_do
 @pytest.mark.parametrize(
     ("settings", "start"),
     [
-        ({"tensor_parallel": 0}, "tensor_parallel: expected at least 1, got 0"),
+        ({"tensor_parallel": 0}, "tensor_parallel: expected 1 or more, got 0"),
         ({"sequence_parallel": True}, "sequence_parallel=true needs tensor_parallel above 1"),
         ({"virtual_stages": 2}, "virtual_stages=2 needs pipeline_parallel above 1"),
         ({"first_stage_layers": 2}, "first_stage_layers=2 needs pipeline_parallel above 1 and virtual_stages=1"),
@@ -461,7 +461,7 @@ def test_a_grid_that_does_not_divide_the_model_is_refused_with_the_sizes_that_do
             "last_stage_layers=2 needs pipeline_parallel above 1 and virtual_stages=1",
         ),
         ({"fp8": "hybrid", "layers": "local"}, "fp8=hybrid needs the layers of Transformer Engine, but layers=local"),
-        ({"context_parallel": 0}, "context_parallel: expected at least 1, got 0"),
+        ({"context_parallel": 0}, "context_parallel: expected 1 or more, got 0"),
         ({"lora_rank": 8}, "lora_rank=8: megatron-core has no adapters"),
     ],
 )
@@ -641,7 +641,7 @@ def test_a_damaged_model_directory_is_refused(damage, text, path, tmp_path):
         make_megatron(str(broken))
 
 
-def test_a_packed_sample_does_not_depend_on_its_neighbours(path):
+def test_a_packed_sample_does_not_depend_on_its_neighbors(path):
     backend, batch = make_megatron(path), make_batch()
 
     together = backend.forward(batch, temperature=1.0).log_probs.split(LENGTHS)

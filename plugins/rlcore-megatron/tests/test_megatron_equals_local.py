@@ -26,7 +26,7 @@ CASES = {
     "llama": ((1, 2), "llama", {}, {}),
     "qwen2": ((1,), "qwen2", {}, {}),
     "qwen3": ((1,), "qwen3", {}, {}),
-    "plain-optimiser": ((1, 2), "qwen3", PLAIN, {}),
+    "plain-optimizer": ((1, 2), "qwen3", PLAIN, {}),
     "llama-tensor": ((2, 4), "llama", TP2, {}),
     "qwen2-tensor": ((2,), "qwen2", TP2, {}),
     "qwen3-tensor": ((2,), "qwen3", TP2 | PLAIN, {}),

@@ -12,7 +12,7 @@ TP2, PP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
 CASES = {
     # name: (number of ranks, family, settings of the backend, fields of the context)
     "data": (2, "qwen3", {}, {}),
-    "plain-optimiser": (2, "llama", TP2 | {"distributed_optimizer": False}, {}),
+    "plain-optimizer": (2, "llama", TP2 | {"distributed_optimizer": False}, {}),
     "tensor-tied": (2, "qwen2", TP2, {}),
     "virtual": (2, "qwen3", PP2 | {"virtual_stages": 2}, {}),
     "critic": (2, "qwen2", PP2, {"head": "value"}),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import ray
+from rlcore_tests.runs import metrics, small_run
 
 from rlcore.cli.train import run as train
-from rlcore.testing.runs import metrics, small_run
 
 BACKEND = f"backend={Path(__file__).with_name('cpu_double.py')}:CPUMegatron"
 UNEVEN = ["trainer.prompts_per_step=7", "sampling.samples_per_prompt=3"]

@@ -17,7 +17,7 @@ from rlcore.testing.waiting import HANG_S
 
 
 def pytest_configure(config):
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)
 

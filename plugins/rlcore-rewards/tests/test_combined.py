@@ -88,7 +88,7 @@ def test_a_metric_that_is_not_a_number_is_an_error(score):
     (found,) = score(COMBINED, [{"completion": "x"}], how="min", rewards=[f"{__file__}:odd", f"{__file__}:measured"])
 
     assert found.status == "error"
-    assert "metric 'words' of reward 'odd' is 'many'" in found.message
+    assert "reward 'odd': metric 'words' is 'many'" in found.message
 
 
 def odd(completion):

@@ -305,5 +305,5 @@ def test_invalid_limits_are_refused(options):
         PythonConfig(**options)
 
 
-def test_examples_are_json_serialisable():
+def test_examples_are_json_serializable():
     assert json.loads(json.dumps(TestPython.examples))

@@ -213,7 +213,7 @@ def test_the_judge_gets_the_filled_template_and_its_last_score_counts(server, sc
     ("content", "text"),
     [("I cannot say", "has no score: …'I cannot say'"), ("", "empty judgment"), (None, "empty judgment")],
 )
-def test_a_judgement_without_a_score_is_an_error(server, score, content, text):
+def test_a_judgment_without_a_score_is_an_error(server, score, content, text):
     server.answers.answer = lambda body: {"choices": [{"message": {"content": content}}]}
 
     (found,) = score(JUDGE, texts(1), url=server.url, model="m", retries=0)

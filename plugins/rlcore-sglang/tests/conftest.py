@@ -21,7 +21,7 @@ from rlcore.testing.model import small_model as make_small_model
 
 
 def pytest_configure(config):
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)
 

@@ -17,7 +17,7 @@ from rlcore_sglang.rollout import SGLangRollout
 from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 
 from rlcore.config.build import build
-from rlcore.controller.runtime import RuntimeConfig
+from rlcore.controller.pool import RuntimeConfig
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
 from rlcore.kits.engine import install
 from rlcore.kits.engine import serve as kit

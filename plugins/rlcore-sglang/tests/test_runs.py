@@ -53,6 +53,15 @@ def test_a_run_with_actor_and_rollout_in_one_pool_on_ray(tmp_path):
     check(train(sys.executable, tmp_path, "runtime=ray", "placement=colocated", "device_sharing=always"))
 
 
+def test_weights_arrive_while_responses_are_generated(tmp_path):
+    ahead = ["runtime=ray", "schedule=async", "placement=split", "rollout.max_batch_size=8"]
+    steps = train(sys.executable, tmp_path, *ahead, length=["trainer.steps=5", "trainer.prompts_per_step=8"])
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["progress/samples"]) == (5, 5 * 8 * 8)
+    assert all(line["schedule/staleness_max"] <= 4 for line in steps)
+    assert steps[0]["actor/rollout_logprob_gap"] < 5e-3
+
+
 def test_the_quickstart_learns(tmp_path):
     steps = train(sys.executable, tmp_path, "runtime=local", length=["trainer.steps=40"])
     rewards = [line["reward/mean"] for line in steps]

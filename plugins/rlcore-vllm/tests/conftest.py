@@ -11,12 +11,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+from rlcore_tests.assets import assets, each_assets  # noqa: F401
 from rlcore_vllm import VLLMConfig, VLLMRollout
 
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts.hf import HFConfig, HFRollout
-from rlcore.testing.assets import assets, each_assets  # noqa: F401
 from rlcore.testing.model import small_model as make_small_model
 from rlcore.testing.waiting import HANG_S
 from rlcore.types import Request, Sampling
@@ -30,7 +30,7 @@ SCHEDULING = "RLCORE_TEST_ASYNC_SCHEDULING"
 
 
 def pytest_configure(config):
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)
 

@@ -18,8 +18,7 @@ from rlcore_vllm import VLLMConfig
 from rlcore.controller.dispatch import dispatch
 from rlcore.controller.group import spawn
 from rlcore.controller.make import make_runtime
-from rlcore.controller.pool import PoolConfig
-from rlcore.controller.runtime import RuntimeConfig
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.controller.transfer import InProcess
 from rlcore.data.batch import Batch
 from rlcore.errors import HostDied, InfrastructureError

@@ -11,14 +11,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RLCORE_CACHE", str(Path.home() / ".cache" / "rlcore"))
 
 import pytest
+from rlcore_tests.assets import assets  # noqa: F401
+from rlcore_tests.site import site  # noqa: F401
 
-from rlcore.testing.assets import assets  # noqa: F401
-from rlcore.testing.site import site  # noqa: F401
 from rlcore.testing.waiting import HANG_S
 
 
 def pytest_configure(config):
-    from rlcore.testing.gpus import hide_gpus
+    from rlcore_tests.gpus import hide_gpus
 
     hide_gpus(config)
 

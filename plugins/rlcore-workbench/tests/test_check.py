@@ -103,11 +103,11 @@ def test_a_plugin_that_ends_its_process_fails_one_test(rewards, capsys):
 
 
 def test_the_report_lists_skipped_checks(rewards, capsys):
-    code, out = check(capsys, "reward", "r.py:plain", "--skip", "process of its own")
+    code, out = check(capsys, "reward", "r.py:plain", "--skip", "separate process")
 
     assert code == 0
     assert "  not checked  scores: there are no examples" in out
-    assert "  not checked  it works in a process of its own: left out by --skip 'process of its own'" in out
+    assert "  not checked  it works in a separate process: skipped by --skip 'separate process'" in out
     assert out.splitlines()[-1].startswith("5 of 5 passed")
 
 

@@ -26,10 +26,10 @@ from rlcore.testing.waiting import HANG_S
 HOOKS = """
 from rlcore import hookimpl
 from rlcore.hooks import Check
-def fail(): raise OSError("no licence")
+def fail(): raise OSError("no license")
 @hookimpl
 def rlcore_health_checks():
-    return [Check(name="licence", run=%s, fix="export LICENCE=...")]
+    return [Check(name="license", run=%s, fix="export LICENSE=...")]
 """
 
 
@@ -86,8 +86,8 @@ def findings(tmp_path_factory, rlcore) -> dict[str, dict]:
         ("fine-one", "ok", ""),
         ("raising-one", "broken", "failed to import: ZeroDivisionError: division by zero"),
         ("exiting-one", "broken", "failed to import: SystemExit: os._exit(0) was called"),
-        ("leaving-one", "broken", "the process ended with exit code 0 without an answer"),
-        ("dying-one", "broken", "the process was ended by SIGSEGV"),
+        ("leaving-one", "broken", "the process ended with exit code 0"),
+        ("dying-one", "broken", "the process ended with signal SIGSEGV"),
         ("needy-one", "broken", "    pip install 'needy-one[all]'"),
         ("far-one", "broken", "was written for rlcore>=99"),
         ("free-one", "warning", "unbounded: does not declare the rlcore versions"),
@@ -95,12 +95,12 @@ def findings(tmp_path_factory, rlcore) -> dict[str, dict]:
         ("lame-one", "broken", "does not meet the Tracker protocol: no method start; no method log"),
         ("vague-one", "broken", "'vague_one' is not module:attribute"),
         ("three-one/reward/a", "ok", ""),
-        ("three-one/reward/b", "broken", "the process was ended by SIGABRT"),
+        ("three-one/reward/b", "broken", "the process ended with signal SIGABRT"),
         ("three-one/reward/c", "ok", ""),
-        ("well-hooks", "ok", "licence: valid"),
-        ("ill-hooks", "broken", "licence: OSError: no licence"),
+        ("well-hooks", "ok", "license: valid"),
+        ("ill-hooks", "broken", "license: OSError: no license"),
         ("conf-one", "ok", "1 files"),
-        ("bare-conf", "broken", "there is no conf/ with YAML files in bare_conf"),
+        ("bare-conf", "broken", "there is no conf/ with YAML files in bare-conf"),
     ],
 )
 def test_each_plugin_is_checked_independently(findings, package, status, detail):
@@ -128,7 +128,7 @@ def test_every_broken_check_has_a_fix(findings):
 
     assert silent == []
     assert findings["dying-one"]["fix"] == "pip install --force-reinstall dying-one"
-    assert findings["ill-hooks"]["fix"] == "export LICENCE=..."
+    assert findings["ill-hooks"]["fix"] == "export LICENSE=..."
 
 
 def test_a_crash_keeps_the_output_and_the_stack(findings):
@@ -493,7 +493,7 @@ def test_checks_network_and_temporary_files(monkeypatch, check, variables, statu
 
 def test_names_the_interface_that_a_cluster_would_use(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr("rlcore.controller.network.address_towards", lambda host: "127.0.0.1")
+    monkeypatch.setattr("rlcore.controller.network.address_toward", lambda host: "127.0.0.1")
     pattern = r"lo \(127.0.0.1:\d+\) reaches itself; so does lo \(127.0.0.1:\d+\), which leads to other machines"
 
     assert re.fullmatch(pattern, machine.CHECKS["network"](""))
@@ -503,7 +503,7 @@ def test_reports_a_missing_default_route(monkeypatch):
     def unreachable(host):
         raise OSError(101, "Network is unreachable")
 
-    monkeypatch.setattr("rlcore.controller.network.address_towards", unreachable)
+    monkeypatch.setattr("rlcore.controller.network.address_toward", unreachable)
 
     assert "no default route: to join other machines, ray start needs --node-ip-address" in machine.CHECKS["network"](
         ""

@@ -1,4 +1,4 @@
-"""`rlcore migrate`: every key gets its counterpart or the reason why there is none, and what comes out composes."""
+"""`rlcore migrate`: every key has a counterpart or a reason, and the resulting settings compose."""
 
 import ast
 import json
@@ -230,7 +230,7 @@ def test_translated_settings_of_the_algorithm_are_in_its_config(estimator):
     if estimator == "gae":
         assert (config.lam, config.clip_value) == (0.9, 0.4)
     else:
-        assert config.normalise_by_std is False
+        assert config.normalize_by_std is False
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_stand_ins_for_missing_columns_are_reported(folder, capsys):
     [
         ([{"completion": "4", "anwser": "4"}], ["r.py:right"], r"c\.jsonl does not have\. Did you mean 'anwser'\?"),
         ([{"text": "4"}], ["r.py:told"], r"c\.jsonl, sample 0: no text under `completion`"),
-        ([[1]], ["r.py:told"], r"c\.jsonl:1 is a list"),
+        ([[1]], ["r.py:told"], r"c\.jsonl:1: a list, not an object"),
         ([], ["r.py:told"], r"c\.jsonl has no rows"),
         ([{"completion": "4"}], ["r.py:told", "--timeout", "0"], "expected more than 0"),
         ([{"completion": "4"}], ["r.py:told", "--option", "max=2"], "reward 'told' has no option 'max'"),

@@ -80,7 +80,7 @@ class _TokenStatistics(torch.autograd.Function):
         part: Part | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        log_probs, entropy, normaliser = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
+        log_probs, entropy, normalizer = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
         kept = None
         for at in _chunks(len(targets), chunk):
             logits = _logits(hidden[at], weight, bias, rule, part)
@@ -95,17 +95,17 @@ class _TokenStatistics(torch.autograd.Function):
             # a logit of -inf has p = 0 and must not contribute to the mean of the logits
             sums = torch.stack([total, p.mul_(scaled.clamp_(min=_LOWEST)).sum(-1), chosen])
             _reduce(sums, part)
-            normaliser[at] = highest + sums[0].log()
-            log_probs[at] = sums[2] - normaliser[at]
-            entropy[at] = normaliser[at] - sums[1] / sums[0]
-        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy, kept)
+            normalizer[at] = highest + sums[0].log()
+            log_probs[at] = sums[2] - normalizer[at]
+            entropy[at] = normalizer[at] - sums[1] / sums[0]
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy, kept)
         ctx.options = temperature, rule, part, chunk
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_log_probs, of_entropy = gradients
-        hidden, weight, bias, targets, normaliser, entropy, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, normalizer, entropy, kept = ctx.saved_tensors
         temperature, rule, part, chunk = ctx.options
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
@@ -113,7 +113,7 @@ class _TokenStatistics(torch.autograd.Function):
         for at in _chunks(len(targets), chunk):
             logits = _logits(hidden[at], weight, bias, rule, part) if kept is None else kept
             slope = rule.slope(logits)
-            log_p = _divided(logits, temperature, keep=kept is not None) - normaliser[at, None]
+            log_p = _divided(logits, temperature, keep=kept is not None) - normalizer[at, None]
             log_p.clamp_(min=_LOWEST_LOG_PROB)
             row, is_here = _own_rows(targets[at], len(weight), part)
             of_chosen, of_spread = of_log_probs[at, None], of_entropy[at, None]

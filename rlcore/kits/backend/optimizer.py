@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from rlcore.protocols.backend import OptimizerConfig
 
@@ -22,8 +23,8 @@ def lr_at(config: OptimizerConfig, step: int, total_steps: int) -> float:
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
 
 
-def make_adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Create a fused AdamW for all parameters."""
+def make_adamw(parameters: ParamsT, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Create a fused AdamW for parameters or groups of them."""
     return torch.optim.AdamW(
         parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
     )

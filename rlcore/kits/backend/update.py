@@ -37,7 +37,7 @@ class WeightUpdate:
                 weights are incomplete.
         """
         if not 0 < mix <= 1:
-            raise ValueError(f"mix={mix} is not above 0 and at most 1\nUse mix=1 to copy the weights.")
+            raise ValueError(f"mix={mix} must be more than 0 and at most 1\nUse mix=1 to copy the weights.")
         if mix < 1:
             self.check_complete()
         self.failure = "a weight update did not finish"

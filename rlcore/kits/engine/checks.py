@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import InfrastructureError, ModelError, NumericalError, SampleError
+from rlcore.models.load import read_config
 from rlcore.types import Request
 
 
@@ -56,7 +57,7 @@ class Limits:
 
 def read_limits(path: str, context_length: int = 0) -> Limits:
     """Return the limits of a model directory; `context_length` is a lower limit on the context, from the user."""
-    text = _text_config(path)
+    text = read_config(Path(path)).get_text_config()
     own = getattr(text, "max_position_embeddings", None) or context_length or 2048
     return Limits(
         vocab_size=int(text.vocab_size), context_length=min(own, context_length or own), end_ids=end_ids(path)
@@ -67,17 +68,11 @@ def end_ids(path: str) -> tuple[int, ...]:
     """Return the end-of-sequence tokens of the generation config, or else of the model config."""
     from transformers import GenerationConfig
 
-    configs: list[Any] = [_text_config(path)]
+    configs: list[Any] = [read_config(Path(path)).get_text_config()]
     if (Path(path) / "generation_config.json").is_file():
         configs.insert(0, GenerationConfig.from_pretrained(path, local_files_only=True))
     found = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), ())
     return (found,) if isinstance(found, int) else tuple(found)
-
-
-def _text_config(path: str) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
 
 
 def check_finite(request: Request, log_probs: Sequence[float]) -> None:
@@ -132,10 +127,10 @@ class ExpectedWeights:
     """
 
     def __init__(self, path: str) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
         from transformers.conversion_mapping import get_model_conversion_mapping
 
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = read_config(Path(path))
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
         parameters = dict(model.named_parameters(remove_duplicate=False))

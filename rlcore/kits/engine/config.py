@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from rlcore.errors import ConfigError, require
+from rlcore.errors import ConfigError, require, require_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +69,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         default = _defaults(self)
-        require(self.tensor_parallel >= 1, "tensor_parallel", "1 or more", self.tensor_parallel, 1)
-        require(self.max_batch_size >= 1, "max_batch_size", "1 or more", self.max_batch_size, 256)
+        require_at_least(self, tensor_parallel=1, max_batch_size=1, bucket_mb=1)
         require(self.max_model_len >= 0, "max_model_len", "0 (the model's) or more", self.max_model_len, 0)
         require(self.kv_cache_gb >= 0, "kv_cache_gb", "0 (automatic) or more", self.kv_cache_gb, 0)
         share, usual = self.gpu_memory_utilization, default["gpu_memory_utilization"]
         require(0 < share < 1, "gpu_memory_utilization", "a number between 0 and 1", share, usual)
-        require(self.bucket_mb >= 1, "bucket_mb", "1 or more", self.bucket_mb, 256)
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 600)
         for name in (*self.OF_SERVER, *self.OF_ENGINE) if self.url else ():
             given = getattr(self, name)

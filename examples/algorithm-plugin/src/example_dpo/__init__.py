@@ -28,7 +28,7 @@ class ExampleDPOConfig(EpochsConfig):
     """Settings, typed as algorithm.beta=0.5."""
 
     beta: float = 0.1
-    """Strength of the pull towards the reference."""
+    """Strength of the pull toward the reference."""
 
     def __post_init__(self) -> None:
         EpochsConfig.__post_init__(self)
@@ -41,6 +41,7 @@ class ExampleDPO(Epochs):
     Config = ExampleDPOConfig
     compares_samples = True
     unit = Unit(column="group_id", size=2)  # the loss compares the two rows of a prompt
+    corrects = True  # a pair may come from any policy
 
     def roles(self) -> Sequence[RoleSpec]:
         workers = {"actor": "policy", "reference": "reference", "rollout": "rollout"}

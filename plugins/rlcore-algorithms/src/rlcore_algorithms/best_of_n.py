@@ -47,6 +47,8 @@ class BestOfN(Epochs):
     """Fine-tuning on the best responses."""
 
     Config = BestOfNConfig
+    corrects = True
+    """A good response is a good example, whichever policy wrote it."""
 
     @property
     def compares_samples(self) -> bool:

@@ -64,8 +64,8 @@ def _prepared(roles: Roles, samples: Batch, advantage: str) -> tuple[Batch, dict
 def covariance(batch: Batch, advantage: str, means: tuple[float, float]) -> Tensor:
     """Return cov of each token, [T] float64."""
     log_prob, mean = means
-    centred: Tensor = batch["old_log_probs"].double() - log_prob
-    return centred * (batch.per_token(advantage).double() - mean)
+    centered: Tensor = batch["old_log_probs"].double() - log_prob
+    return centered * (batch.per_token(advantage).double() - mean)
 
 
 def sums_of(batch: Batch, *, advantage: str) -> Batch:

@@ -34,7 +34,7 @@ class CISPO(Family):
 
     Config = CISPOConfig
 
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         ratio = bounded_ratio(log_probs.detach(), old_log_probs)
         weight = ratio.clamp(1.0 - self.config.clip_low, 1.0 + self.config.clip_high)
         metrics = {"clip_fraction": (weight != ratio).to(ratio.dtype)}

@@ -87,8 +87,8 @@ class ClipCov(_Covariance):
     def _seed(self) -> int:
         return mix(self.config.shuffle_seed, self.num_updates)
 
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        terms, metrics = super().terms(log_probs, old_log_probs, batch)
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        terms, metrics = super().policy_loss(log_probs, old_log_probs, batch)
         chosen = batch["chosen"]
         return torch.where(chosen, terms.detach(), terms), metrics | {"chosen": chosen.to(terms.dtype)}
 
@@ -102,7 +102,7 @@ class KLCov(_Covariance):
         samples = super().with_advantages(roles, samples, reward)
         return choose_largest(roles, samples, self.advantage_column, self.config.share)
 
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, distance = batch["chosen"], (log_probs - old_log_probs).clamp(-20.0, 20.0).abs()
         terms = -bounded_ratio(log_probs, old_log_probs) * self.advantages(batch)
         terms = terms + self.config.penalty * torch.where(chosen, distance, 0.0)

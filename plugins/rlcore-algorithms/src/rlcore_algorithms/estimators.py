@@ -12,22 +12,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.advantages import group_mean, group_normalised, group_size, group_variance
+from rlcore.algorithms.advantages import group_mean, group_normalized, group_size, group_variance
 
 Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def normalised(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
+def normalized(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
     """Return (r - mean of the group) / its standard deviation: GRPO, arXiv 2402.03300."""
-    return group_normalised(reward, group_id).double()
+    return group_normalized(reward, group_id).double()
 
 
-def centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
+def centered(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
     """Return r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
     return reward.double() - group_mean(reward.double(), group_id)
 
 
-def step_centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
+def step_centered(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
     """Return r - mean of all responses of the step: REINFORCE with a baseline."""
     return reward.double() - reward.double().mean() if len(reward) else reward.double()
 
@@ -35,7 +35,7 @@ def step_centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
 def leave_one_out(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
     """Return r - mean of the other responses of the group, 0 if there are none: RLOO, arXiv 2402.14740."""
     size = group_size(group_id)
-    return centred(reward, group_id, length) * size / (size - 1).clamp(min=1)
+    return centered(reward, group_id, length) * size / (size - 1).clamp(min=1)
 
 
 def length_weighted(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
@@ -48,12 +48,12 @@ def length_weighted(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
 def rescaled(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
     """Return α (r - mean of the group), α = responses / those in groups with variance: GPG, arXiv 2504.02546."""
     valid = int((group_variance(reward, group_id) > 0).sum())
-    return centred(reward, group_id, length) * (len(reward) / max(1, valid))
+    return centered(reward, group_id, length) * (len(reward) / max(1, valid))
 
 
-def whitened_centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
+def whitened_centered(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor:
     """Return r - mean of the group, whitened over the step's tokens: REINFORCE++-baseline, arXiv 2501.03262."""
-    advantage, weight = centred(reward, group_id, length), length.double()
+    advantage, weight = centered(reward, group_id, length), length.double()
     total = weight.sum().clamp(min=1)
     mean = (weight * advantage).sum() / total
     variance = (weight * (advantage - mean) ** 2).sum() / total
@@ -61,13 +61,13 @@ def whitened_centred(reward: Tensor, group_id: Tensor, length: Tensor) -> Tensor
 
 
 ROW_ESTIMATORS: Mapping[str, Estimate] = {
-    "grpo": normalised,
-    "dr_grpo": centred,
-    "reinforce": step_centred,
+    "grpo": normalized,
+    "dr_grpo": centered,
+    "reinforce": step_centered,
     "rloo": leave_one_out,
     "opo": length_weighted,
     "gpg": rescaled,
-    "reinforce_plus_plus_baseline": whitened_centred,
+    "reinforce_plus_plus_baseline": whitened_centered,
 }
 
 

@@ -1,4 +1,4 @@
-"""Base of this package's policy gradients: one estimator × one loss × an off-policy correction.
+"""Base of this package's policy gradients: one estimator × one loss × the core's off-policy correction.
 
 The name of an algorithm selects its loss and its defaults; `estimator` may be any of the others:
 
@@ -22,7 +22,6 @@ from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError, require
 from rlcore.protocols.roles import Roles
 from rlcore.types import Mean
-from rlcore_algorithms.correction import CorrectionConfig, correct
 from rlcore_algorithms.estimators import ROW_ESTIMATORS
 from rlcore_algorithms.greedy import greedy_baseline
 from rlcore_algorithms.sampling import OverlongConfig, RefillConfig, overlong_penalty, refill
@@ -57,7 +56,6 @@ class FamilyConfig(PolicyGradientConfig):
     """Skip prompts whose responses all have the same reward in the update."""
     refill: RefillConfig = field(default_factory=RefillConfig)
     overlong: OverlongConfig = field(default_factory=OverlongConfig)
-    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
     def __post_init__(self) -> None:
         PolicyGradientConfig.__post_init__(self)
@@ -75,7 +73,7 @@ class FamilyConfig(PolicyGradientConfig):
 
 
 class Family(GRPO):
-    """GRPO with a choice of estimator, loss and sampling. Subclasses override `terms`."""
+    """GRPO with a choice of estimator, loss and sampling. Subclasses override `policy_loss`."""
 
     Config = FamilyConfig
 
@@ -132,15 +130,6 @@ class Family(GRPO):
         group_id, length = samples.fetch("group_id", "num_loss_tokens")
         estimate = ROW_ESTIMATORS[self.config.estimator]
         return samples.with_rows(advantage=estimate(reward, group_id, length).float())
-
-    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        terms, metrics = self.terms(log_probs, old_log_probs, batch)
-        terms, more = correct(terms, old_log_probs, batch, self.config.correction)
-        return terms, metrics | more
-
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the policy terms before correction, [T], and metrics. The default is PPO's clipped loss."""
-        return super().policy_loss(log_probs, old_log_probs, batch)
 
 
 def bounded_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class GMPO(Family):
 
     Config = GMPOConfig
 
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         d, advantages = (log_probs - old_log_probs).clamp(-20.0, 20.0), self.advantages(batch)
         upper = d.clamp(max=self.config.clip_high)
         lower = d.clamp(min=-self.config.clip_low)

@@ -40,6 +40,6 @@ class GPG(Family):
 
     Config = GPGConfig
 
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         kl = kl_estimate(old_log_probs, log_probs.detach(), "k3")
         return -self.advantages(batch) * log_probs, {"kl_to_old": kl}

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcore.algorithms.correction import spread
 from rlcore.algorithms.kl import kl_estimate
 from rlcore.data.batch import Batch
 from rlcore.errors import require
 from rlcore.types import Average
-from rlcore_algorithms.correction import spread
 from rlcore_algorithms.family import Family, FamilyConfig, refuse_clip, refuse_token_advantages
 
 
@@ -44,7 +44,7 @@ class GSPO(Family):
 
     Config = GSPOConfig
 
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         d = (log_probs - old_log_probs).clamp(-20.0, 20.0)
         ratio = carried(response_mean(d.detach(), batch).exp(), log_probs)
         advantages = self.advantages(batch)

@@ -30,7 +30,7 @@ class OnlineDPOConfig(EpochsConfig):
     """Settings of Online DPO."""
 
     beta: float = 0.1
-    """Strength of the pull towards the reference."""
+    """Strength of the pull toward the reference."""
 
     def __post_init__(self) -> None:
         EpochsConfig.__post_init__(self)

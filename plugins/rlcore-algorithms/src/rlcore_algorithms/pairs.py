@@ -22,6 +22,8 @@ class Pairwise(Epochs):
 
     shows: Mapping[str, str] = {"actor/loss": "loss", "actor/accuracy": "accuracy"}
     unit = Unit(column="group_id", size=2)
+    corrects = True
+    """A pair says which response is better, whichever policy wrote it."""
 
     def writes(self) -> Sequence[str]:
         return []

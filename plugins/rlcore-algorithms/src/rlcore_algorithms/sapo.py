@@ -41,7 +41,7 @@ class SAPO(Family):
 
     Config = SAPOConfig
 
-    def terms(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         ratio, advantages = bounded_ratio(log_probs, old_log_probs), self.advantages(batch)
         tau = torch.where(advantages > 0, self.config.tau_positive, self.config.tau_negative)
         gate = torch.sigmoid(tau * (ratio - 1.0))

@@ -41,6 +41,7 @@ class SFT(Epochs):
     Config = SFTConfig
     shows: Mapping[str, str] = {"actor/loss": "loss"}
     without = ("rollout", "reward")
+    corrects = True
 
     @property
     def demonstrations(self) -> Sequence[str]:

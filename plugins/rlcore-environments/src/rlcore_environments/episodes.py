@@ -11,7 +11,8 @@ import inspect
 import math
 import os
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -53,34 +54,65 @@ class Episode(Transcript):
     error: str = ""
 
 
-async def run_episodes(
-    engine: Rollout,
-    make: Callable[[], Any],
-    options: EpisodeOptions,
-    tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
-    requests: Sequence[Request],
-) -> list[Episode]:
-    """Run one episode for each row, with the sampling settings and seed of its request.
+class Episodes:
+    """Runner of episodes in one event loop. Those that overlap share the environments' thread and calls of the engine."""
 
-    `make` returns a new environment. Errors of the engine are raised.
-    """
-    tools = tools_of(make())
-    async with Stage(options.limits.step_timeout_s) as stage:
-        player = _Player(make, options, Chat(tokenizer, tools), stage, RequestBatcher(engine))
+    def __init__(
+        self,
+        engine: Rollout,
+        make: Callable[[], Any],
+        options: EpisodeOptions,
+        tokenizer: Any,
+        count: Callable[[Sample], None] = lambda sample: None,
+    ) -> None:
+        """Take what all episodes have in common; `make` returns a new environment, `count` gets every response."""
+        self._engine, self._make, self._options = engine, make, options
+        self._tokenizer, self._count = tokenizer, count
+        self._player: _Player | None = None
+        self._stage: Stage | None = None
+        self._num_running = 0
+
+    async def run(self, rows: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> list[Episode]:
+        """Run one episode for each row, with the sampling settings and seed of its request.
+
+        Errors of the engine are raised.
+        """
+        async with self._shared() as player:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    played = [group.create_task(player.play(*asked)) for asked in zip(rows, requests, strict=True)]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the first error has cancelled all other episodes
+            return [episode.result() for episode in played]
+
+    def forgive(self) -> None:
+        """Forget which environments blocked their threads, at the end of a step."""
+        if self._stage is not None:
+            self._stage.forgive()
+
+    @asynccontextmanager
+    async def _shared(self) -> AsyncIterator[_Player]:
+        if self._player is None or self._stage is None:
+            chat = Chat(self._tokenizer, tools_of(self._make()))
+            self._stage = await Stage(self._options.limits.step_timeout_s).__aenter__()
+            batcher = RequestBatcher(self._engine, self._count)
+            self._player = _Player(self._make, self._options, chat, self._stage, batcher)
+        stage = self._stage
+        self._num_running += 1
         try:
-            async with asyncio.TaskGroup() as group:
-                played = [group.create_task(player.play(*asked)) for asked in zip(rows, requests, strict=True)]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first error has cancelled all other episodes
-        return [episode.result() for episode in played]
+            yield self._player
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._player = self._stage = None
+                await stage.__aexit__(None, None, None)
 
 
 class RequestBatcher:
     """Adapter that sends single requests to an engine in batches."""
 
-    def __init__(self, engine: Rollout) -> None:
-        self._engine = engine
+    def __init__(self, engine: Rollout, count: Callable[[Sample], None] = lambda sample: None) -> None:
+        self._engine, self._count = engine, count
         self._waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._num_requests = 0
@@ -110,7 +142,10 @@ class RequestBatcher:
         error: BaseException = RuntimeError("the rollout returned no sample for a request")
         try:
             async for sample in self._engine.generate([request for request, _ in sent]):
-                answers.pop(sample.request_id).set_result(sample)
+                self._count(sample)
+                answer = answers.pop(sample.request_id)
+                if not answer.done():  # its episode may have been cancelled
+                    answer.set_result(sample)
         except SampleError as raised:  # nothing was generated: send each request again on its own
             error = raised
             if len(sent) > 1:

@@ -52,6 +52,10 @@ class Stage:
         self._watcher.cancel()
         self._thread.stop()
 
+    def forgive(self) -> None:
+        """Count blocked threads from zero again."""
+        self._num_blocked = 0
+
     async def call(self, make: Callable[[], Awaitable[Any]]) -> Any:
         """Await `make()` in the thread, and return its result or raise its error.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
+from collections.abc import Iterator
 from typing import Any
 
-from rlcore import dispatch
+from torch import Tensor
+
 from rlcore.data.batch import Batch
 from rlcore.data.columns import INTERNAL_COLUMNS
 from rlcore.errors import ConfigError
@@ -19,7 +20,7 @@ from rlcore.workers.episodes import EpisodeOptions
 from rlcore.workers.plan import ChosenPlugin, RunPlan
 from rlcore.workers.rollout import RolloutWorker, requests_of
 from rlcore_environments.chat import Chat, tools_of
-from rlcore_environments.episodes import episodes_batch, run_episodes
+from rlcore_environments.episodes import Episodes, episodes_batch
 
 
 class EpisodeWorker(RolloutWorker):
@@ -27,10 +28,10 @@ class EpisodeWorker(RolloutWorker):
 
     def __init__(self, context: WorkerContext, *, episodes: EpisodeOptions, **engine: Any) -> None:
         super().__init__(context, **engine)
-        self._episodes = episodes
-        self._tokenizer = load_tokenizer(engine["model"].path)
         environment_class: Any = load(episodes.environment, rank=context.rank, host=context.host)
-        self._make = functools.partial(environment_class, episodes.settings)
+        make = functools.partial(environment_class, episodes.settings)
+        tokenizer = load_tokenizer(engine["model"].path)
+        self._episodes = Episodes(self.engine, make, episodes, tokenizer, self.count)
         if self.mesh.world_size > self.mesh.dp_size:
             raise ConfigError(
                 "environments do not support engines with several ranks, which would have to send the same requests in"
@@ -64,13 +65,15 @@ class EpisodeWorker(RolloutWorker):
             ) from error
         Chat(load_tokenizer(plan.models[role]), tools_of(environment))
 
-    @dispatch("dp")
-    def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
+    async def draw(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
         """Run n episodes for each prompt, and return each as one sample, in prompt order."""
         requests = requests_of(prompts, sampling, samples_per_prompt)
         prompts = prompts.repeat(samples_per_prompt)
-        play = run_episodes(self.engine, self._make, self._episodes, self._tokenizer, _rows(prompts), requests)
-        return episodes_batch(prompts, samples_per_prompt, asyncio.run(play))
+        return episodes_batch(prompts, samples_per_prompt, await self._episodes.run(_rows(prompts), requests))
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        super().load_weights(weights, version)
+        self._episodes.forgive()
 
 
 def _environment_of(plan: RunPlan) -> ChosenPlugin:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.kits.backend.ulysses import heads_to_tokens, tokens_to_heads
-from rlcore.models.attention import Packing, packed_attention, refuse_unknown, window_of_mask
+from rlcore.models.attention import Packing, packed_attention, refuse_unknown
+from rlcore.models.attention import register as register_attention
 
 NAME = "rlcore_fsdp"
 _HALF = (torch.bfloat16, torch.float16)
@@ -126,9 +127,5 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | Non
 
 def register(*, compiled: bool = False) -> None:
     """Register the attention with transformers. Idempotent. Its loops are excluded from compilation."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
     disable: Any = torch.compiler.disable
-    AttentionInterface.register(NAME, disable(attention) if compiled else attention)
-    AttentionMaskInterface.register(NAME, window_of_mask)
+    register_attention(NAME, disable(attention) if compiled else attention)

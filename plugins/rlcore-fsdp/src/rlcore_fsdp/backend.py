@@ -34,7 +34,7 @@ from rlcore_fsdp import checkpoint, eight_bit, lora, memory
 from rlcore_fsdp.attention import Layout
 from rlcore_fsdp.checkpoint import MODEL, FSDPState
 from rlcore_fsdp.config import FSDPConfig
-from rlcore_fsdp.load import local_part, own_part
+from rlcore_fsdp.load import laid_as, local_part, own_part
 from rlcore_fsdp.mesh import data_parallel_size, make_grid
 from rlcore_fsdp.model import PackedModel, build, check_fits, check_parts
 from rlcore_fsdp.optimizer import Optimizers, clip, gradient_norm, sum_over_tensor_axis
@@ -259,10 +259,8 @@ class FSDPBackend(PackedBackend):
         tensor = self._cast(tensor) if cast else tensor
         if not isinstance(tensor, DTensor):
             return tensor
-        local = tensor.to_local().to(self.device)
-        return DTensor.from_local(
-            local, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride(), run_check=False
-        ).full_tensor()
+        whole: Any = laid_as(tensor, tensor.to_local().to(self.device))
+        return whole.full_tensor()  # type: ignore[no-any-return]
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(torch.bfloat16) if self.model_config.precision == "bfloat16" else tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlcore.errors import require
+from rlcore.errors import require, require_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,7 @@ class FSDPConfig:
     applies them itself, such as rollout=vllm with rollout.lora_rank at least as high as lora_rank."""
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "tensor_parallel", "context_parallel"):
-            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
-        require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank, 16)
+        require_at_least(self, replicate=1, tensor_parallel=1, context_parallel=1, lora_rank=0)
         alone = self.lora_sync == "adapters" and not self.lora_rank
         require(not alone, "lora_sync", "merged unless lora_rank is above 0", self.lora_sync, "merged")
         both = self.context_parallel > 1 and self.tensor_parallel > 1

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rlcore.protocols.backend import OptimizerConfig
 from rlcore.registry.versions import check_versions
+from rlcore_fsdp.load import laid_as, local_part
 
 _SCALE = "_scale"
 _BLOCK, _SMALLEST = 256, 4096
@@ -89,9 +89,9 @@ def new_moment(shard: Tensor, *, signed: bool) -> Any:
 def unpacked(parameter: Tensor, key: str, moment: Any) -> dict[str, Tensor]:
     """Return a moment as plain tensors with the parameter's sharding."""
     if not is_coded(moment):
-        return {key: _laid_as(parameter, moment), key + _SCALE: _laid_as(parameter, torch.zeros_like(moment))}
+        return {key: laid_as(parameter, moment), key + _SCALE: laid_as(parameter, torch.zeros_like(moment))}
     scale = moment.scale.repeat_interleave(_BLOCK).view(moment.shape)
-    return {key: _laid_as(parameter, moment.dequantize()), key + _SCALE: _laid_as(parameter, scale)}
+    return {key: laid_as(parameter, moment.dequantize()), key + _SCALE: laid_as(parameter, scale)}
 
 
 @torch.no_grad()
@@ -122,21 +122,3 @@ def is_scale(key: str) -> bool:
 def is_coded(moment: Any) -> bool:
     """Return whether a moment is stored in 8 bits."""
     return hasattr(moment, "codes")
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard, without a copy."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _laid_as(parameter: Tensor, local: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-        run_check=False,
-    )

@@ -148,6 +148,14 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def laid_as(like: Tensor, local: Tensor) -> Tensor:
+    """Return a tensor with the sharding of `like` from the part of this rank."""
+    if not isinstance(like, DTensor):
+        return local
+    mesh, places = like.device_mesh, like.placements
+    return DTensor.from_local(local, mesh, places, shape=like.shape, stride=like.stride(), run_check=False)
+
+
 def own_part(tensor: Tensor) -> tuple[slice, ...]:
     """Return the slices of this rank's part in the global tensor; like fully_shard, split the tensor axis (last) first."""
     begin, size = [0] * tensor.dim(), list(tensor.shape)

@@ -144,7 +144,7 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     if grid.tensor is not None:
         packed.partial = tensor_parallel.cut(packed.model, grid.tensor)
     _shard(packed, layers, model, config, grid)
-    _materialise(packed, torch.device("cpu") if config.cpu_offload else device)
+    _materialize(packed, torch.device("cpu") if config.cpu_offload else device)
     named = {lora.plain_name(name): tensor for name, tensor in packed.stored().items()}
     stored = {n: p for n, p in named.items() if not lora.is_adapter(n)}
     load_shards(stored, directory, conversion)
@@ -270,7 +270,7 @@ def _token_statistics(
 
 
 @torch.no_grad()
-def _materialise(packed: PackedModel, device: torch.device) -> None:
+def _materialize(packed: PackedModel, device: torch.device) -> None:
     """Allocate the shards, and recompute the buffers that are not stored in files (rotary frequencies)."""
     packed.to_empty(device=device)
     packed.model.tie_weights()

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlcore.kits.backend.optimizer import make_adamw
 from rlcore.protocols.backend import OptimizerConfig
 from rlcore_fsdp import eight_bit
 from rlcore_fsdp.checkpoint import OPTIMIZER
-from rlcore_fsdp.eight_bit import local_part
+from rlcore_fsdp.load import local_part
 from rlcore_fsdp.mesh import Grid
 
 
@@ -36,16 +37,7 @@ class Optimizers:
         if in_8_bits:
             self._all.append(eight_bit.AdamW8bit(by_adamw, config))
         elif by_adamw:
-            self._all.append(
-                torch.optim.AdamW(
-                    _by_mesh(by_adamw),
-                    lr=config.lr,
-                    betas=config.betas,
-                    eps=config.eps,
-                    weight_decay=config.weight_decay,
-                    fused=True,
-                )
-            )
+            self._all.append(make_adamw(_by_mesh(by_adamw), config))
         if by_muon:
             # scaled so that a step is as large as AdamW's, and both can use one learning rate
             self._all.append(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -99,21 +100,13 @@ def export(source: Path, target: Path) -> None:
         names = [key.removeprefix(prefix) for key in files.shapes if key.startswith(prefix)]
         every = [_whole(name, files.shapes[prefix + name]) for name in sorted(names)]
         files.check(every, prefix)
-        wholes = [where for where in every if where.name != VALUE_HEAD]
-        groups: list[list[Slice]] = [[]]
-        room = _FILE_BYTES
-        for where in wholes:
-            size = 4 * torch.Size(where.shape).numel()
-            if groups[-1] and size > room:
-                groups.append([])
-                room = _FILE_BYTES
-            groups[-1].append(where)
-            room -= size
+        wholes = {where.name: where for where in every if where.name != VALUE_HEAD}
+        empty = {name: torch.empty(where.shape, device="meta") for name, where in wholes.items()}
+        groups = split_torch_state_dict_into_shards(empty, max_shard_size=_FILE_BYTES).filename_to_tensors
         weight_map: dict[str, str] = {}
         num_bytes = 0
-        for i, group in enumerate(groups, 1):
-            file = f"model-{i:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else "model.safetensors"
-            tensors = {where.name: files.read(where, prefix).contiguous() for where in group}
+        for file, group in groups.items():
+            tensors = {name: files.read(wholes[name], prefix).contiguous() for name in group}
             if not weight_map and state.model["head"] == "value":
                 tensors |= _not_trained(source, state)
             save_file(tensors, target / file, {"format": "pt"})

@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
-from rlcore.errors import ConfigError, require
+from rlcore.errors import ConfigError, require_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,10 @@ class MegatronConfig:
     """Size of the buckets in which weights are gathered for the rollout engine, in megabytes per device."""
 
     def __post_init__(self) -> None:
-        sizes = ("tensor_parallel", "pipeline_parallel", "virtual_stages", "expert_parallel", "context_parallel")
-        for name in (*sizes, "weights_bucket_mb"):
-            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name), 1)
+        require_at_least(self, tensor_parallel=1, pipeline_parallel=1, virtual_stages=1, expert_parallel=1)
+        require_at_least(self, context_parallel=1, weights_bucket_mb=1, first_stage_layers=0, last_stage_layers=0)
         for name in ("first_stage_layers", "last_stage_layers"):
             value = getattr(self, name)
-            require(value >= 0, name, "at least 0", value, 0)
             if value and (self.pipeline_parallel == 1 or self.virtual_stages > 1):
                 raise ConfigError(
                     f"{name}={value} needs pipeline_parallel above 1 and virtual_stages=1\nType  backend.{name}=0"

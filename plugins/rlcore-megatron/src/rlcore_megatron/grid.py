@@ -34,10 +34,6 @@ class Grid:
     expert_data: dist.ProcessGroup
     """Ranks that hold the same experts."""
 
-    @property
-    def is_last_stage(self) -> bool:
-        return self.pipeline.rank() == self.pipeline.size() - 1
-
 
 def make_grid(config: MegatronConfig, context: BackendContext) -> Grid:
     """Create the grid of a pool. Collective.

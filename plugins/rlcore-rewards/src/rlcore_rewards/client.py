@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlcore.errors import InfrastructureError, require
+from rlcore.errors import InfrastructureError, require, require_at_least
 from rlcore.kits.http import BadAnswer, JsonClient, bearer
 
 _RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
@@ -35,9 +35,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         require(urlsplit(self.url).scheme in ("http", "https"), "url", "http://… or https://…", self.url, "http://HOST")
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 30.0)
-        require(self.retries >= 0, "retries", "0 or more", self.retries, 3)
-        require(self.backoff_s >= 0, "backoff_s", "0 or more", self.backoff_s, 0.5)
-        require(self.max_concurrency >= 1, "max_concurrency", "1 or more", self.max_concurrency, 16)
+        require_at_least(self, retries=0, backoff_s=0, max_concurrency=1)
 
 
 class Client:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,8 @@ from typing import Any, Literal
 from rlcore.errors import ConfigError, SampleError, require
 from rlcore.protocols.reward import RewardResult, RewardSpec
 from rlcore.registry import resolve
-from rlcore.rewards.runner import build_reward
+from rlcore.rewards.pipeline import RewardPart
+from rlcore.rewards.runner import build_reward, part_of
 from rlcore.rewards.signature import arguments, read_signature, required_columns
 
 
@@ -71,25 +71,8 @@ class Combined:
                 )
         self.required_columns = tuple(sorted({name for it in self._rewards for name in required_columns(it)}))
 
-    async def __call__(
-        self,
-        completion: str,
-        prompt: Any,
-        num_tokens: int,
-        finish_reason: str,
-        prompt_id: int,
-        sample_id: int,
-        **columns: Any,
-    ) -> RewardResult:
-        row = {
-            "completion": completion,
-            "prompt": prompt,
-            "num_tokens": num_tokens,
-            "finish_reason": finish_reason,
-            "prompt_id": prompt_id,
-            "sample_id": sample_id,
-            **columns,
-        }
+    async def __call__(self, completion: str, **columns: Any) -> RewardResult:
+        row = {"completion": completion, **columns}
         gated = self._config.how == "gate"
         answers = [await self._ask(0, row)] if gated else []
         if gated and (answers[0].value is None or answers[0].value < self._config.threshold):
@@ -111,7 +94,7 @@ class Combined:
         }
         return float(joins[self._config.how](values))
 
-    def _metrics(self, answers: list[RewardResult]) -> dict[str, float]:
+    def _metrics(self, answers: list[RewardPart]) -> dict[str, float]:
         """Return the score of each reward, and its metrics below its name."""
         found: dict[str, float] = {}
         for name, answer in zip(self._names, answers):
@@ -119,28 +102,15 @@ class Combined:
             found |= {f"{name}/{measured}": value for measured, value in answer.metrics.items()}
         return found
 
-    async def _ask(self, index: int, row: Mapping[str, object]) -> RewardResult:
-        """Call one reward, and return its score and metrics as finite numbers."""
-        name = self._names[index]
-        answer = self._rewards[index](**arguments(self._signatures[index], row))
+    async def _ask(self, index: int, row: Mapping[str, object]) -> RewardPart:
+        """Call one reward, and return its score and metrics."""
+        signature = self._signatures[index]
+        answer = self._rewards[index](**arguments(signature, row))
         answer = await answer if inspect.isawaitable(answer) else answer
-        metrics: Mapping[str, Any]
-        value, metrics = (answer.value, answer.metrics) if isinstance(answer, RewardResult) else (answer, {})
-        if isinstance(value, dict) and "score" in value:  # other entries are free-form and may not be numbers
-            metrics = {it: part for it, part in value.items() if it != "score" and isinstance(part, numbers.Real)}
-            value = value["score"]
-        measured = {it: _finite(part, f"metric {it!r} of reward {name!r} is") for it, part in metrics.items()}
-        return RewardResult(None if value is None else _finite(value, f"reward {name!r} returned"), metrics=measured)
-
-
-def _finite(value: Any, what: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise SampleError(f"{what} {value!r:.60}, not a number") from error
-    if not math.isfinite(number):
-        raise SampleError(f"{what} {number}, not a finite number")
-    return number
+        try:
+            return part_of(answer, signature)
+        except SampleError as error:
+            raise SampleError(f"reward {self._names[index]!r}: {error}") from error
 
 
 def _make(item: Mapping[str, Any]) -> Any:

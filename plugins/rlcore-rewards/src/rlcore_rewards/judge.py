@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.errors import ConfigError, SampleError, require
+from rlcore.errors import ConfigError, SampleError, require, require_at_least
 from rlcore.protocols.reward import SAMPLE_FIELDS, RewardResult
 from rlcore_rewards.client import Client, ServerConfig
 
@@ -46,8 +46,7 @@ class JudgeConfig(ServerConfig):
     def __post_init__(self) -> None:
         ServerConfig.__post_init__(self)
         require(self.scale > 0, "scale", "more than 0", self.scale, 10.0)
-        require(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens, 512)
-        require(self.temperature >= 0, "temperature", "0 or more", self.temperature, 0.0)
+        require_at_least(self, max_tokens=1, temperature=0)
 
 
 class Judge:

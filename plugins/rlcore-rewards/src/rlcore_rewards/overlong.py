@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlcore.errors import require
+from rlcore.errors import require, require_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,8 @@ class OverlongConfig:
     """Penalty at the limit."""
 
     def __post_init__(self) -> None:
-        require(self.limit >= 1, "limit", "1 or more", self.limit, 512)
+        require_at_least(self, limit=1, factor=0)
         require(1 <= self.buffer <= self.limit, "buffer", f"1 to limit={self.limit}", self.buffer, self.limit)
-        require(self.factor >= 0, "factor", "0 or more", self.factor, 1.0)
 
 
 class Overlong:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcore.errors import ConfigError, InfrastructureError, SampleError, require
+from rlcore.errors import ConfigError, InfrastructureError, SampleError, require, require_at_least
 from rlcore.protocols.reward import RewardResult
 from rlcore_rewards import sandbox
 
@@ -59,10 +59,7 @@ class PythonConfig:
 
     def __post_init__(self) -> None:
         require(self.timeout_s > 0, "timeout_s", "more than 0", self.timeout_s, 5.0)
-        require(self.cpu_s >= 1, "cpu_s", "1 or more", self.cpu_s, 5)
-        require(self.memory_mb >= 64, "memory_mb", "64 or more", self.memory_mb, 512)
-        require(self.processes >= 1, "processes", "1 or more", self.processes, 32)
-        require(self.file_mb >= 1, "file_mb", "1 or more", self.file_mb, 16)
+        require_at_least(self, cpu_s=1, memory_mb=64, processes=1, file_mb=1)
         require(self.score in ("all", "share"), "score", "all or share", self.score, "all")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.errors import SampleError, require
+from rlcore.errors import SampleError, require_at_least
 from rlcore.protocols.reward import RewardResult
 from rlcore_rewards.client import Client, ServerConfig
 
@@ -30,8 +30,7 @@ class RemoteConfig(ServerConfig):
 
     def __post_init__(self) -> None:
         ServerConfig.__post_init__(self)
-        require(self.batch_size >= 1, "batch_size", "1 or more", self.batch_size, 16)
-        require(self.gather_s >= 0, "gather_s", "0 or more", self.gather_s, 0.01)
+        require_at_least(self, batch_size=1, gather_s=0)
 
 
 class Remote:

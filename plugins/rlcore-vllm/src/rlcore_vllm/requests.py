@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rlcore.errors import InfrastructureError, ModelError, SampleError
 from rlcore.kits.engine.checks import Limits, check_finite
+from rlcore.models.load import read_config
 from rlcore.types import FinishReason, Request, Sample
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -16,9 +18,7 @@ _COLDEST = 0.01
 
 def model_facts(path: str) -> dict[str, Any]:
     """Read the properties that identify a model from its directory; worker.py reports those of the served model."""
-    from transformers import AutoConfig
-
-    return facts_of(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False))
+    return facts_of(read_config(Path(path)))
 
 
 def facts_of(config: Any) -> dict[str, Any]:

@@ -90,6 +90,11 @@ class VLLMRollout:
         return not config.url
 
     @staticmethod
+    def in_flight_updates(config: VLLMConfig) -> bool:
+        """Return False for an engine with several ranks, whose requests and updates would have to be in lockstep."""
+        return bool(config.url) or config.tensor_parallel == 1
+
+    @staticmethod
     def engine_bytes(config: VLLMConfig, weights: int, cache: int, *, device: int) -> int:
         """Return the memory that the engine takes on one device.
 

@@ -6,22 +6,17 @@ The suite runs in a child process (child.py), so a plugin that hangs or crashes 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rlcore.cli import make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore_workbench.options import parse_options, read_rows
+from rlcore_workbench.process import Child
 
 KINDS = ("algorithm", "backend", "dataset", "dispatch", "environment", "hooks", "reward", "rollout", "tracker")
 _EXAMPLES = """\
@@ -130,31 +125,22 @@ class Report:
         self._verbose = verbose
         self.passed = self.failed = 0
         self.unchecked: list[str] = []
-        self._running = ""
+        self._running = "setup"
         self._ended = False
 
     def run(self, spec: dict[str, Any], timeout_s: float) -> int:
         """Run the suite in a child process and return the exit code."""
         start = time.monotonic()
-        with tempfile.TemporaryFile("w+", errors="replace") as noise:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "rlcore_workbench.child", json.dumps(spec)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=noise,
-                start_new_session=True,
-                env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-            )
-            late = False
-            try:
-                for line in _lines(child.stdout, start + timeout_s):
-                    self._take(json.loads(line))
-            except TimeoutError:
-                late = True
-            finally:
-                _end(child, grace_s=0.0 if late else 5.0)
+        with tempfile.TemporaryFile("w+", errors="replace") as printed:
+            text = json.dumps(spec)
+            with Child("rlcore_workbench.child", text, printed=printed, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1") as child:
+                for message in child.messages(timeout_s, together=True):
+                    self._take(message)
             if not self._ended:
-                self._broken(child.returncode, noise, timeout_s if late else 0.0)
+                self.failed += 1
+                printed.seek(0)
+                last = [f"| {line}" for line in printed.read().splitlines()[-8:]]
+                print(f"  FAIL  {self._running}", child.reason, *last, sep="\n        ")
         for what in self.unchecked:
             print(f"  not checked  {what}")
         print(f"{self.passed} of {self.passed + self.failed} passed in {time.monotonic() - start:.1f} s")
@@ -162,19 +148,19 @@ class Report:
 
     def _take(self, message: dict[str, Any]) -> None:
         """Handle one message of the child process."""
-        what = message["is"]
-        if what == "error":
-            raise ConfigError(message["text"])
-        if what == "plugin":
-            print(f"check {message['text']}", flush=True)
-        elif what == "start":
-            self._running = message["test"]
-        elif what == "unchecked":
-            self.unchecked.append(message["text"])
-        elif what == "end":
-            self._ended = True
-        elif what == "test":
-            self._line(message)
+        match message["event"]:
+            case "error":
+                raise ConfigError(message["text"])
+            case "plugin":
+                print(f"check {message['text']}", flush=True)
+            case "start":
+                self._running = message["test"]
+            case "unchecked":
+                self.unchecked.append(message["text"])
+            case "end":
+                self._ended = True
+            case "test":
+                self._line(message)
 
     def _line(self, message: dict[str, Any]) -> None:
         good = message["outcome"] == "passed"
@@ -186,48 +172,3 @@ class Report:
         if not good:
             text = message["details"] if self._verbose else message["reason"]
             print("\n".join(f"        {line}" for line in text.splitlines()), flush=True)
-
-    def _broken(self, code: int, noise: IO[str], late_s: float) -> None:
-        """Report that the child process ended, or was ended, before its last message."""
-        self.failed += 1
-        how = f"not finished within {late_s:g} s" if late_s else f"the process ended with {_exit(code)}"
-        print(f"  FAIL  {self._running or 'setup'}\n        {how}")
-        noise.seek(0)
-        for line in noise.read().splitlines()[-8:]:
-            print(f"        | {line}")
-
-
-def _lines(stream: IO[bytes] | None, deadline: float) -> Iterator[bytes]:
-    """Yield lines as they arrive, until the stream ends.
-
-    Raises:
-        TimeoutError: at the deadline.
-    """
-    assert stream is not None, "the child has a pipe"
-    rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise TimeoutError
-            chunk = os.read(stream.fileno(), 65536)
-            if not chunk:
-                return
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
-
-
-def _end(child: subprocess.Popen[bytes], *, grace_s: float) -> None:
-    """End the child process and its children; let it exit by itself for `grace_s`."""
-    assert child.stdout is not None, "the child has a pipe"
-    child.stdout.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=grace_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait(timeout=30)
-
-
-def _exit(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -1,9 +1,9 @@
 """Child process of `rlcore check`: resolves the plugin, runs pytest, and writes JSON lines to stdout.
 
-{"is": "plugin", "text": "reward gsm8k (rlcore 0.1.0, rlcore.rewards.match:GSM8K)"}
-{"is": "start", "test": "any completion gets a score"}
-{"is": "test", "test": …, "outcome": "passed" | "failed" | "skipped", "seconds": …, "reason": …, "details": …}
-{"is": "unchecked", "text": …}    {"is": "error", "text": …}    {"is": "end"}
+{"event": "plugin", "text": "reward gsm8k (rlcore 0.1.0, rlcore.rewards.match:GSM8K)"}
+{"event": "start", "test": "any completion gets a score"}
+{"event": "test", "test": …, "outcome": "passed" | "failed" | "skipped", "seconds": …, "reason": …, "details": …}
+{"event": "unchecked", "text": …}    {"event": "error", "text": …}    {"event": "end"}
 """
 
 from __future__ import annotations
@@ -12,69 +12,62 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
 
 import pytest
 
 from rlcore.errors import UserError
 from rlcore_workbench import suites
+from rlcore_workbench.process import open_messages
 
 _TEST_FILE = "from rlcore_workbench import suites\n\nTestPlugin = suites.chosen()\n"
 
 
 def main(text: str) -> int:
     """Run the suite of a spec from check.py."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # keep output of the plugin out of the report
+    say = open_messages()
     sys.path.insert(0, os.getcwd())  # find project code, as `rlcore train` does
     spec = json.loads(text)
     try:
         suite = suites.choose(spec)
     except UserError as error:
-        say(out, "error", text=str(error))
+        say(event="error", text=str(error))
         return 2
-    say(out, "plugin", text=suite.title)
+    say(event="plugin", text=suite.title)
     for what in suite.unchecked:
-        say(out, "unchecked", text=what)
+        say(event="unchecked", text=what)
     with tempfile.TemporaryDirectory(prefix="rlcore-check-") as directory:
         file = Path(directory) / "test_contract.py"
         file.write_text(_TEST_FILE)
         (Path(directory) / "pytest.ini").write_text("[pytest]\n")
         arguments = [str(file), "-q", "--rootdir", directory, "-c", f"{directory}/pytest.ini", "-p", "no:cacheprovider"]
-        code = pytest.main([*arguments, "--basetemp", f"{directory}/tmp"], plugins=[Reporter(out, spec["skip"])])
-    say(out, "end")
+        code = pytest.main([*arguments, "--basetemp", f"{directory}/tmp"], plugins=[Reporter(say, spec["skip"])])
+    say(event="end")
     return int(code)
-
-
-def say(out: TextIO, what: str, **values: Any) -> None:
-    """Write one message."""
-    out.write(json.dumps({"is": what, **values}) + "\n")
-    out.flush()
 
 
 class Reporter:
     """Pytest plugin that reports each test when it ends."""
 
-    def __init__(self, out: TextIO, skip: list[str]) -> None:
-        self._out, self._skip = out, skip
+    def __init__(self, say: Callable[..., None], skip: list[str]) -> None:
+        self._say, self._skip = say, skip
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in list(items):
             words = [word for word in self._skip if word in readable(item.nodeid)]
             if words:
                 items.remove(item)
-                say(self._out, "unchecked", text=f"{readable(item.nodeid)}: left out by --skip {words[0]!r}")
+                self._say(event="unchecked", text=f"{readable(item.nodeid)}: skipped by --skip {words[0]!r}")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        say(self._out, "start", test=readable(nodeid))
+        self._say(event="start", test=readable(nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.outcome == "passed":
             return
-        say(
-            self._out,
-            "test",
+        self._say(
+            event="test",
             test=readable(report.nodeid) + ("" if report.when == "call" else f" ({report.when})"),
             outcome=report.outcome,
             seconds=report.duration,
@@ -85,7 +78,7 @@ class Reporter:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome == "failed":
             text = report.longreprtext
-            say(self._out, "test", test="setup", outcome="failed", seconds=0.0, reason=text, details=text)
+            self._say(event="test", test="setup", outcome="failed", seconds=0.0, reason=text, details=text)
 
 
 def readable(nodeid: str) -> str:

@@ -23,7 +23,7 @@ from rlcore.cli import make_parser
 from rlcore.cli.list_plugins import Row, list_plugins
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry import catalog
-from rlcore.registry.catalog import normalise
+from rlcore.registry.catalog import normalize
 from rlcore_workbench.health import machine
 from rlcore_workbench.health.isolated import run_jobs
 
@@ -105,11 +105,11 @@ def plugin_checks(wanted: Sequence[str]) -> list[list[Finding]]:
     rows = list_plugins(catalog(), absent=False)
     for word in wanted:
         names = sorted({name for row in rows for name in (row.package, row.name)})
-        if word not in names and normalise(word) not in names:
+        if word not in names and normalize(word) not in names:
             raise ConfigError(
                 f"no plugin or package '{word}' is installed.{did_you_mean(word, names)}\nType  rlcore list-plugins"
             )
-    chosen = [row for row in rows if not wanted or {row.name, row.package} & {*wanted, *map(normalise, wanted)}]
+    chosen = [row for row in rows if not wanted or {row.name, row.package} & {*wanted, *map(normalize, wanted)}]
     by_package = groupby(sorted(chosen, key=lambda row: row.package), key=lambda row: row.package)
     return [[_unchecked(row) for row in group] for _, group in by_package]
 

@@ -10,7 +10,6 @@ import keyword
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -27,43 +26,18 @@ examples:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """Values of a kind that its templates use."""
-
-    summary: str
-    use: str
-    """Command that uses the plugin, with $name for its name."""
-    is_function: bool = False
-    needs: str = ""
-    """Another package that the plugin requires."""
-    test_needs: str = ""
-
-
+_TRAIN = "rlcore train preset=quickstart "
 KINDS = {
-    "reward": Kind(
-        summary="A reward for rlcore",
-        use="rlcore train preset=quickstart reward=$name",
-        is_function=True,
-    ),
-    "algorithm": Kind(summary="An algorithm for rlcore", use="rlcore train preset=quickstart algorithm=$name"),
-    "rollout": Kind(summary="An inference engine for rlcore", use="rlcore train preset=quickstart rollout=$name"),
-    "backend": Kind(summary="A training backend for rlcore", use="rlcore train preset=quickstart backend=$name"),
-    "dispatch": Kind(summary="A dispatch mode for rlcore", use="# in your worker: @rlcore.dispatch('$name')"),
-    "tracker": Kind(
-        summary="A tracker for rlcore", use="rlcore train preset=quickstart trackers='[console,jsonl,$name]'"
-    ),
-    "environment": Kind(
-        summary="An environment for rlcore",
-        use="rlcore train environment=$name model.path=DIR data.train=prompts.jsonl",
-        needs=', "rlcore-environments"',
-    ),
-    "hooks": Kind(
-        summary="Hooks for rlcore",
-        use="rlcore train preset=quickstart plugins.hooks='[$name]'",
-        test_needs=', "rlcore-workbench"',
-    ),
+    "reward": ("A reward", _TRAIN + "reward=$name"),
+    "algorithm": ("An algorithm", _TRAIN + "algorithm=$name"),
+    "rollout": ("An inference engine", _TRAIN + "rollout=$name"),
+    "backend": ("A training backend", _TRAIN + "backend=$name"),
+    "dispatch": ("A dispatch mode", "# in your worker: @rlcore.dispatch('$name')"),
+    "tracker": ("A tracker", _TRAIN + "trackers='[console,jsonl,$name]'"),
+    "environment": ("An environment", "rlcore train environment=$name model.path=DIR data.train=prompts.jsonl"),
+    "hooks": ("Hooks", _TRAIN + "plugins.hooks='[$name]'"),
 }
+"""Kind -> what it is, and a command that uses it, with $name for its name."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
     folder = write(options.name, options.kind, options.dir)
     name = module_name(options.name)
-    use = Template(KINDS[options.kind].use).substitute(name=name)
+    use = Template(KINDS[options.kind][1]).substitute(name=name)
     print(f"{folder}: a working {options.kind}. Next:\n")
     print(f"    pip install -e {folder}\n    rlcore list-plugins --kind {options.kind}")
     print(f"    rlcore check {options.kind} {name}\n    {use}")
@@ -131,19 +105,19 @@ def bounds(version: str) -> str:
 
 
 def _values(package: str, name: str, kind: str) -> dict[str, str]:
-    about = KINDS[kind]
+    what, use = KINDS[kind]
     class_name = "".join(part.capitalize() for part in name.split("_"))
     return {
         "package": package,
         "name": name,
         "module": name,
         "class_name": class_name,
-        "attribute": name if about.is_function else class_name,
+        "attribute": name if kind == "reward" else class_name,  # a reward is a function
         "kind": kind,
-        "summary": about.summary,
-        "use": Template(about.use).substitute(name=name),
-        "needs": about.needs,
-        "test_needs": about.test_needs,
+        "summary": f"{what} for rlcore",
+        "use": Template(use).substitute(name=name),
+        "needs": ', "rlcore-environments"' if kind == "environment" else "",
+        "test_needs": ', "rlcore-workbench"' if kind == "hooks" else "",
         "bounds": bounds(rlcore.__version__),
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcore.data.files import read_jsonl
 from rlcore.errors import ConfigError
 
 
@@ -40,23 +41,12 @@ def read_rows(path: Path, what: str) -> list[dict[str, Any]]:
     """Read the objects of a JSONL file.
 
     Raises:
-        ConfigError: the file is missing or empty, or a line is not a JSON object; names file and line.
+        UserError: the file is missing or empty, or a line is not a JSON object; names file and line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        rows = read_jsonl(path).rows
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}\nGive a JSONL file of {what}.") from error
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{path}:{number} is not JSON: {error}\nWrite one JSON object per line.") from None
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}:{number} is a {type(row).__name__}\nWrite one JSON object per line.")
-        rows.append(row)
     if not rows:
         raise ConfigError(f"{path} has no rows\nGive a JSONL file of {what}.")
     return rows

@@ -93,7 +93,12 @@ def _reward(spec: Spec, resolved: Resolved) -> _Parts:
     from rlcore.testing import RewardContract
 
     reward = build_reward(RewardSpec(resolved.name, resolved.target, spec["options"]))
-    examples = spec["examples"] or own_examples(resolved)
+    examples = spec["examples"] or _own_examples(
+        resolved,
+        "(sample, score) pairs",
+        '({"completion": "4", "answer": "4"}, 1.0)',
+        lambda row, score: (dict(row), score),
+    )
     members: dict[str, Any] = {"target": resolved.target, "options": spec["options"]}
     if examples:
         columns = set.intersection(*(set(row) for row, _ in examples))
@@ -111,21 +116,18 @@ def _reward(spec: Spec, resolved: Resolved) -> _Parts:
     return members, [missing], RewardContract
 
 
-def own_examples(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], float | None]]:
-    """Return EXAMPLES of the reward's module: (sample, score) pairs, or a mapping from attribute to such pairs."""
-    attribute = resolved.target.rpartition(":")[2]
-    module = sys.modules.get(getattr(resolved.object, "__module__", ""))
-    found = getattr(module, "EXAMPLES", None)
+def _own_examples(
+    resolved: Resolved, what: str, example: str, read: Callable[..., tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
+    """Return EXAMPLES of the plugin's module, each converted: a list, or a mapping from attribute to such lists."""
+    found = getattr(sys.modules.get(getattr(resolved.object, "__module__", "")), "EXAMPLES", ())
     if isinstance(found, Mapping):
-        found = found.get(attribute)
-    if found is None:
-        return ()
+        found = found.get(resolved.target.rpartition(":")[2], ())
     try:
-        return [(dict(row), score) for row, score in found]
+        return [read(*it) for it in found]
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"EXAMPLES of reward '{resolved.name}' are not (sample, score) pairs: {error}\n"
-            'Write  EXAMPLES = [({"completion": "4", "answer": "4"}, 1.0)]'
+            f"EXAMPLES of {resolved.kind} '{resolved.name}' are not {what}: {found!r:.80}\nWrite  EXAMPLES = [{example}]"
         ) from error
 
 
@@ -134,28 +136,18 @@ def _environment(spec: Spec, resolved: Resolved) -> _Parts:
 
     config = _settings(spec, resolved)
     members: dict[str, Any] = {"make": lambda self: resolved.object(config)}
-    if examples := spec["examples"] or own_episodes(resolved):
+    examples = spec["examples"] or _own_examples(
+        resolved,
+        "(row, completions, reward)",
+        '({"prompt": "6 · 7", "answer": "42"}, ["42"], 1.0)',
+        lambda row, texts, reward: (dict(row), list(texts), reward),
+    )
+    if examples:
         return {**members, "examples": [tuple(it) for it in examples]}, [], EnvironmentContract
     made_up = [({"prompt": text}, ["42", "no"], None) for text in ("?", "6 · 7")]
     members |= {"examples": made_up, "test_the_examples_get_their_rewards": None}
     missing = "rewards: there are no examples. Type  --examples FILE, or define EXAMPLES in its module"
     return members, [missing], EnvironmentContract
-
-
-def own_episodes(resolved: Resolved) -> Sequence[tuple[Mapping[str, object], Sequence[str], float | None]]:
-    """Return EXAMPLES of the environment's module: (row, responses of the model turn by turn, reward)."""
-    found = getattr(sys.modules.get(getattr(resolved.object, "__module__", "")), "EXAMPLES", None)
-    if isinstance(found, Mapping):
-        found = found.get(resolved.target.rpartition(":")[2])
-    if found is None:
-        return ()
-    try:
-        return [(dict(row), list(texts), reward) for row, texts, reward in found]
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"EXAMPLES of environment '{resolved.name}' are not (row, completions, reward): {error}\n"
-            'Write  EXAMPLES = [({"prompt": "6 · 7", "answer": "42"}, ["42"], 1.0)]'
-        ) from error
 
 
 def _algorithm(spec: Spec, resolved: Resolved) -> _Parts:

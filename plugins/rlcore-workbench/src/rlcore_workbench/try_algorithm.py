@@ -18,7 +18,7 @@ from rlcore.errors import ColumnError, ConfigError, RlcoreError
 from rlcore.protocols.optional import TrainsUnits
 from rlcore.registry import resolve
 from rlcore.testing import AlgorithmContract
-from rlcore.testing.algorithm import Loss, loss_of
+from rlcore.testing.algorithm import Loss, loss_of, outputs
 from rlcore.workers.averaging import count, reduce_terms
 
 _ALWAYS = ("input_ids", "loss_mask", "rollout_log_probs", "unit_id")
@@ -67,6 +67,8 @@ def examine(algorithm: Any, role: str, experience: Batch) -> dict[str, Any]:
     wanted = [*(name for name in _ALWAYS if name in experience), *algorithm.reads()[role]]
     if missing := [name for name in wanted if name not in experience]:
         return {"wrong": [f"reads() names {', '.join(missing)}, but the batch has no such column"]}
+    if "loss_mask" not in wanted:
+        raise ConfigError(f"the batch has no column 'loss_mask'\nIt has: {', '.join(experience.columns)}.")
     batch = experience.select(*wanted)
     try:
         out = outputs(batch)
@@ -81,18 +83,6 @@ def examine(algorithm: Any, role: str, experience: Batch) -> dict[str, Any]:
         return {"wrong": [f"the loss raised {type(error).__name__}: {error}"]}
     facts: dict[str, Any] = {"terms": list(terms.terms.shape), "average": terms.average, "loss": float(scalar.detach())}
     return facts | _gradients(scalar, terms, out, batch)
-
-
-def outputs(batch: Batch) -> TokenOutputs:
-    """Return outputs of a model near the old policy, as leaves of a graph. A saved batch may contain log_probs."""
-    if "loss_mask" not in batch:
-        raise ConfigError(f"the batch has no column 'loss_mask'\nIt has: {', '.join(batch.columns)}.")
-    mask = batch["loss_mask"]
-    known = [name for name in ("log_probs", "old_log_probs", "rollout_log_probs") if name in batch]
-    old = batch[known[0]] if known else torch.full((batch.num_tokens,), -1.0)
-    near = old + torch.sin(torch.arange(len(old)) * 1.7) / 20
-    log_probs, values = (torch.where(mask, near, 0.0).requires_grad_() for _ in range(2))
-    return TokenOutputs(log_probs=log_probs, entropy=near.detach().abs() * mask, values=values)
 
 
 def _gradients(scalar: torch.Tensor, terms: LossTerms, out: TokenOutputs, batch: Batch) -> dict[str, Any]:

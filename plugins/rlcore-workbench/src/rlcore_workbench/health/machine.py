@@ -142,7 +142,7 @@ def _temporary(_: str) -> str:
 
 def _network(_: str) -> str:
     """Check the interface of a local Ray cluster, and the one for clusters of several machines."""
-    from rlcore.controller.network import address_of, address_towards, interface_of
+    from rlcore.controller.network import address_of, address_toward, interface_of
 
     names = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or next(name for name in names if name.startswith("lo"))
@@ -155,7 +155,7 @@ def _network(_: str) -> str:
     except OSError as error:
         raise Fault(f"{chosen} cannot reach itself: {error}", "export GLOO_SOCKET_IFNAME=lo") from error
     try:
-        outer = address_towards("192.0.2.1")  # a reserved address, to find the default route like Ray
+        outer = address_toward("192.0.2.1")  # a reserved address, to find the default route like Ray
     except OSError:
         return f"{text}; no default route: to join other machines, ray start needs --node-ip-address=ADDRESS"
     try:
@@ -175,8 +175,7 @@ def _reached(address: str) -> str:
 def _ray_start(_: str) -> str:
     """Start a one-host local Ray cluster, as a run would."""
     from rlcore.controller.make import make_runtime
-    from rlcore.controller.pool import PoolConfig, available_cores
-    from rlcore.controller.runtime import RuntimeConfig
+    from rlcore.controller.pool import PoolConfig, RuntimeConfig, available_cores
 
     try:
         runtime = make_runtime(RuntimeConfig())

@@ -36,7 +36,7 @@ class Line:
 
 
 Rule: TypeAlias = Callable[[Launch, Any], Answer]
-"""Function from the whole launch and the value of a key to its answer."""
+"""Function that translates the value of a key, given the whole launch."""
 
 
 def to(note: str = "", /, **settings: Any) -> Answer:

@@ -194,7 +194,7 @@ def _by_std(launch: Launch, value: Any) -> Answer:
     if ESTIMATORS.get(launch.get(ESTIMATOR, "gae")) != "grpo":
         return Answer("always", note=f"has no effect with {ESTIMATOR}={launch.get(ESTIMATOR, 'gae')}")
     if chosen(launch)[0] == "grpo":
-        return to(algorithm__normalise_by_std=value)
+        return to(algorithm__normalize_by_std=value)
     return (
         Answer("always", note="already the default")
         if value

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlcore.testing.texts import write_story
+from rlcore_tests.texts import write_story
 
 _VOCAB = 512
 _STORIES = 3000

@@ -4,16 +4,14 @@ import math
 
 import pytest
 import torch
-from rlcore_algorithms.correction import CorrectionConfig, correct
-from rlcore_algorithms.dapo import DAPO
-from rlcore_algorithms.gspo import GSPO
-from rlcore_algorithms.ppo import DualClipPPO
-from rlcore_algorithms.rloo import RLOO
 
+from rlcore.algorithms.correction import CorrectionConfig, correct, with_effective_size
+from rlcore.algorithms.grpo import GRPO
+from rlcore.algorithms.ppo import PPO
 from rlcore.config.build import build
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError
-from rlcore.types import TokenOutputs
+from rlcore.types import Mean, TokenOutputs
 
 LOG2 = math.log(2)
 # log-ratio of trainer and engine: after a prompt of one token, row 1 has log 4 and -log 2, row 2 has log 2
@@ -74,6 +72,7 @@ def test_metrics_report_divergence_weights_and_rejections():
     assert metrics["correction/outside"][SEEN].tolist() == [1, 0, 0]
     assert metrics["correction/rejected"].tolist() == [0, 1]
     assert metrics["correction/weight"][SEEN].tolist() == pytest.approx([0, 0.5, 0])
+    assert metrics["correction/weight_squared"][SEEN].tolist() == pytest.approx([0, 0.25, 0])
 
 
 def test_without_a_correction_terms_are_unchanged():
@@ -88,6 +87,69 @@ def test_weights_are_1_when_engine_and_trainer_agree():
         assert terms.tolist() == [1.0] * 5
 
 
+def test_the_effective_size_is_that_of_all_tokens_of_a_step():
+    one = {"actor/correction/weight": Mean(4.0, 1.0), "actor/correction/weight_squared": Mean(16.0, 1.0)}
+    others = {"actor/correction/weight": Mean(2.5, 2.0), "actor/correction/weight_squared": Mean(4.25, 2.0)}
+    merged = {name: mean + others[name] for name, mean in one.items()}
+
+    found = {name: mean.value for name, mean in with_effective_size({**merged, "actor/loss": Mean(1.0)}).items()}
+
+    # weights 4, 1/2 and 2: (6.5)² / (3 · 20.25)
+    assert found["actor/correction/effective_size"] == pytest.approx(42.25 / 60.75)
+    assert sorted(found) == ["actor/correction/effective_size", "actor/correction/weight", "actor/loss"]
+
+
+def test_weights_that_are_all_0_have_no_effective_size():
+    metrics = {"actor/correction/weight": Mean(0.0, 3.0), "actor/correction/weight_squared": Mean(0.0, 3.0)}
+
+    assert with_effective_size(metrics)["actor/correction/effective_size"].value == 0.0
+
+
+def corrected(**settings):
+    """Return GRPO with two optimizer steps, so that the new policy differs from the one before the update."""
+    return GRPO(GRPO.Config(minibatches=2, correction=CorrectionConfig(**settings)))
+
+
+def test_token_weights_give_decoupled_ppo():
+    new = -1.0 + D + torch.tensor([0.0, 1.5, 0.5, 0.0, 1.1]).clamp(min=1e-9).log()
+    batch = BATCH.with_rows(advantage=[1.0, -2.0]).with_tokens(old_log_probs=-1.0 + D)
+
+    terms = corrected(weight="token", high=10.0).loss(TokenOutputs(log_probs=new, entropy=new * 0), batch).terms
+
+    # w · min(u A, clip(u) A):  4 · min(1.5, 1.2),  1/2 · min(0.5, 0.8),  2 · min(-2.2, -2.2)
+    assert terms[SEEN].tolist() == pytest.approx([-4.8, -0.25, 4.4])
+
+
+@pytest.mark.parametrize(("beyond", "bounded"), [("truncate", 3.0), ("mask", 0.0)])
+def test_the_gradient_is_that_of_ratios_to_the_sampling_policy(beyond, bounded):
+    generator = torch.Generator().manual_seed(0)
+    sampling, before, start = (torch.randn(40, generator=generator) * 0.5 for _ in range(3))
+    advantage = torch.randn(8, generator=generator)
+    columns = {"loss_mask": [True] * 40, "rollout_log_probs": sampling, "old_log_probs": before}
+    batch = Batch.of(lengths=[5] * 8, tokens=columns, rows={"advantage": advantage})
+    new = start.clone().requires_grad_()
+    by_hand = start.clone().requires_grad_()
+
+    algorithm = corrected(weight="token", high=3.0, beyond=beyond)
+    algorithm.loss(TokenOutputs(log_probs=new, entropy=start * 0), batch).terms.sum().backward()
+    a, weight = advantage.repeat_interleave(5), (before - sampling).exp()
+    plain, clipped = (by_hand - sampling).exp() * a, weight * (by_hand - before).exp().clamp(0.8, 1.2) * a
+    scale = torch.where(weight > 3.0, bounded / weight, 1.0)
+    (-scale * torch.minimum(plain, clipped)).sum().backward()
+
+    assert int((weight > 3.0).sum()) >= 3
+    torch.testing.assert_close(new.grad, by_hand.grad)
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, PPO])
+def test_an_algorithm_says_if_it_corrects_for_older_weights(algorithm):
+    settings = [{}, {"weight": "token"}, {"weight": "sequence"}, {"reject": "mean_k3"}]
+    made = [algorithm(algorithm.Config(correction=CorrectionConfig(**it))) for it in settings]
+
+    assert [it.corrects for it in made] == [False, True, True, False]
+    assert ["rollout_log_probs" in it.reads()["actor"] for it in made] == [False, True, True, True]
+
+
 def test_infinite_log_ratios_give_finite_terms():
     far = torch.tensor([0.0, torch.inf, -torch.inf, 0.0, torch.inf])
 
@@ -97,13 +159,13 @@ def test_infinite_log_ratios_give_finite_terms():
     assert all(values.isfinite().all() for values in metrics.values())
 
 
-@pytest.mark.parametrize("algorithm", [RLOO, DAPO, GSPO, DualClipPPO], ids=lambda algorithm: algorithm.__name__)
+@pytest.mark.parametrize("algorithm", [GRPO, PPO])
 def test_the_weight_of_a_token_scales_its_policy_gradient_but_not_the_entropy_bonus(algorithm):
     columns = {"advantage": [1.0, -2.0]}
-    if algorithm is DualClipPPO:
+    if algorithm is PPO:
         columns = {"advantage_mean": [0.0, 0.0], "advantage_std": [1.0, 1.0]}
     batch = BATCH.with_rows(**columns).with_tokens(old_log_probs=-1.0 + D)
-    if algorithm is DualClipPPO:
+    if algorithm is PPO:
         batch = batch.with_tokens(advantages=torch.tensor([0.0, 1.0, 1.0, 0.0, -2.0]))
     gradients = []
     for correction in (CorrectionConfig(), CorrectionConfig(weight="token", high=10.0)):
@@ -131,6 +193,6 @@ def test_the_weight_of_a_token_scales_its_policy_gradient_but_not_the_entropy_bo
 )
 def test_settings_without_an_effect_are_refused(settings, words):
     with pytest.raises(ConfigError) as raised:
-        build(DAPO.Config, {"correction": settings}, "algorithm")
+        build(GRPO.Config, {"correction": settings}, "algorithm")
 
     assert all(word in str(raised.value) for word in words), str(raised.value)

@@ -1,6 +1,6 @@
 """Pytest fixtures with a trained model and data. Import them in a conftest:
 
-    from rlcore.testing.assets import assets, each_assets
+    from rlcore_tests.assets import assets, each_assets
 
 Both return a folder with models/stories260k, a small Llama, and data/gsm8k/{train,test}.jsonl, word problems. Those in
 `assets` are generated and kept in rlcore's cache. `each_assets` also has the pretrained model and the original GSM8K if
@@ -19,9 +19,9 @@ import pytest
 
 import rlcore
 from rlcore.quickstart import cache_directory, make_once
-from rlcore.testing import story_model, texts
-from rlcore.testing.story_model import save_story_model
-from rlcore.testing.texts import write_problem
+from rlcore_tests import story_model, texts
+from rlcore_tests.story_model import save_story_model
+from rlcore_tests.texts import write_problem
 
 _PROBLEMS = {"train": 200, "test": 50}
 

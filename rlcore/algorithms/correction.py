@@ -1,13 +1,18 @@
-"""Off-policy correction for the mismatch between the engine that sampled (q) and the trainer's policy (p).
+"""Off-policy correction for the mismatch between the policy that sampled (q) and the policy before the update (p).
 
-With the log-ratio d_t = log p(token t) - log q(token t), both under the weights that sampled:
+They differ because engine and trainer compute differently, and because older weights sampled (`schedule`). The log-ratio
+is d_t = log p(token t) - log q(token t):
 
     token      w_t = exp(d_t)                      sequence   w_t = exp(Σ d over the response), for all its tokens
     truncate   min(max(w, low), high)              mask       w where low <= w <= high, else 0
 
 `token` + `truncate` is TIS (fengyao.notion.site, "Your efficient RL framework secretly brings you off-policy
 RL training", 2025), `mask` with low 0 is MIS, `mask` with two thresholds is the band of IcePop (arXiv
-2510.18855). A response whose divergence is above `reject_above` is rejected, that is, all its weights are 0:
+2510.18855). The ratio that PPO clips is against p, so `token` is decoupled PPO (arXiv 2505.24298, section 5.2):
+
+    loss = -w_t · min(u_t · A, clip(u_t, 1 - clip_low, 1 + clip_high) · A),   u_t = exp(log p_new - log p)
+
+A response whose divergence is above `reject_above` is rejected, that is, all its weights are 0:
 
     mean_k1 = |mean of d|      mean_k3 = mean of exp(d) - 1 - d      max_k3 = the largest exp(d) - 1 - d
 
@@ -31,8 +36,10 @@ from torch import Tensor
 from rlcore.algorithms.kl import kl_estimate
 from rlcore.data.batch import Batch
 from rlcore.errors import require
+from rlcore.types import Mean, Metrics
 
 _MAX_LOG_RATIO = 20.0
+_SQUARED = "correction/weight_squared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +47,13 @@ class CorrectionConfig:
     """Settings of the importance weights; no correction by default."""
 
     weight: Literal["none", "token", "sequence"] = "none"
+    """Importance weight of each token, or of each response for all its tokens."""
     beyond: Literal["truncate", "mask"] = "truncate"
-    """Treatment of a weight below `low` or above `high`."""
+    """Treatment of a weight below `low` or above `high`: set it to the bound, or to 0."""
     low: float = 0.0
+    """Smallest weight."""
     high: float = 2.0
+    """Largest weight."""
     reject: Literal["none", "mean_k1", "mean_k3", "max_k3"] = "none"
     """Divergence by which whole responses are rejected."""
     reject_above: float = 0.1
@@ -60,6 +70,7 @@ class CorrectionConfig:
 
     @property
     def active(self) -> bool:
+        """True if terms are weighted or rejected."""
         return self.weight != "none" or self.reject != "none"
 
 
@@ -78,8 +89,17 @@ def correct(
         rejected = divergence(d, k3, batch, config.reject) > config.reject_above
         weights = torch.where(spread(rejected, batch), 0.0, weights)
         metrics["correction/rejected"] = rejected.to(terms.dtype)
-    metrics["correction/weight"] = weights
-    return terms * weights, metrics
+    return terms * weights, metrics | {"correction/weight": weights, _SQUARED: weights**2}
+
+
+def with_effective_size(metrics: Metrics) -> Metrics:
+    """Replace mean squared weights by the effective sample size as a fraction of the tokens, (Σ w)² / (T · Σ w²)."""
+    found = dict(metrics)
+    for name in [it for it in metrics if it.endswith(_SQUARED)]:
+        squared, weight = found.pop(name), metrics[name.removesuffix("_squared")]
+        size = weight.value**2 / squared.value if squared.total else 0.0
+        found[name.replace("weight_squared", "effective_size")] = Mean(size)
+    return found
 
 
 def log_weights(d: Tensor, batch: Batch, weight: str) -> Tensor:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-_DEPENDS_ON_THE_MACHINE = ("time", "perf/", "time_s/", "controller/", "memory_gb/")
+_DEPENDS_ON_THE_MACHINE = (
+    "time",
+    "perf/",
+    "time_s/",
+    "controller/",
+    "memory_gb/",
+    "schedule/engine_",
+    "schedule/waited",
+)
 
 
 def small_run(directory: Path, *more: str, steps: int = 4) -> list[str]:
-    """Return settings of a run named `r`, of a second or two in one process; `more` override them."""
+    """Return the settings of a run `r` that takes a second or two in one process; `more` overrides them."""
     base = [
         "preset=quickstart",
         "trainer.prompts_per_step=8",
@@ -17,6 +25,7 @@ def small_run(directory: Path, *more: str, steps: int = 4) -> list[str]:
         "eval.max_prompts=16",
         "runtime=local",
         "trackers=jsonl",
+        "plugins.hooks=[]",
         f"trainer.steps={steps}",
         f"run.directory={directory}",
         "run.name=r",
