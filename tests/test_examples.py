@@ -234,7 +234,7 @@ def test_the_examples_pass_their_own_tests_against_the_wheels(home, name, count,
 
 @pytest.mark.slow
 def test_a_tiny_model_learns_to_use_the_calculator(home, tmp_path):
-    """At first about a third of the answers are right by chance; training raises this to most of them."""
+    """At first about a third of the answers are right; training raises this to most of them."""
     make = "from pathlib import Path; from example_calculator.tiny import make; make(Path('tiny'))"
     call(home / "venv" / "bin" / "python", "-c", make, cwd=tmp_path, timeout=HANG_S)
     settings = ["runtime=local", "trackers=jsonl", "run.name=r", "trainer.steps=40", "eval.every_steps=0"]

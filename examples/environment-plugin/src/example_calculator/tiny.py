@@ -1,7 +1,7 @@
 """A tiny model for this environment, created with:  python -m example_calculator.tiny tiny
 
 Its demonstrations teach the format of a call, which numbers it needs, and to answer with the tool's result.
-Their operators are random: the model learns from the reward which operator a problem needs.
+Most of their operators are random: the model learns from the reward which operator a problem needs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=,.:?"
 _TARGET_LOSS = 0.115
 """Nats per token; the random operator, one token in twelve, costs 0.09."""
 _MAX_STEPS = 3000
+_RIGHT_OPERATORS = 0.2
+"""Share of demonstrations with the right operator; the others have a random one, which is right once in three."""
 _SPECIAL = ("<pad>", "<eos>", "<system>", "<user>", "<assistant>", "<tool>")
 _TEMPLATE = (
     "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}<eos>{% endif %}"
@@ -91,7 +93,7 @@ def _model(vocab_size: int, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def _teach(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> None:
-    """Train on demonstrations with random operators, without prompts, until all but the operators is learned."""
+    """Train on demonstrations without their prompts, until all but the operators is learned."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
     all_ids, all_labels = _demonstrations(tokenizer, 4096)
     mean = 3.0
@@ -113,7 +115,8 @@ def _teach(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> None:
 def _demonstrations(tokenizer: Qwen2Tokenizer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows = []
     for a, b, sign in _problems(0, count):
-        operator = list(PROBLEMS)[int(torch.randint(3, ()))]
+        guess = list(PROBLEMS)[int(torch.randint(3, ()))]
+        operator = sign if torch.rand(()) < _RIGHT_OPERATORS else guess
         expression = f"{a}{operator}{b}"
         question = [{"role": "user", "content": PROBLEMS[sign].format(a=a, b=b)}]
         responses = [called(expression), calculate(expression)]
