@@ -7,9 +7,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-
+import hypothesis
 from rlcore_tests.assets import assets, each_assets  # noqa: F401
 from rlcore_tests.site import site  # noqa: F401
+
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_configure(config):

@@ -75,7 +75,7 @@ def test_equal_rewards_in_float32_have_a_variance_of_exactly_zero():
     assert group_variance(reward, torch.zeros(7, dtype=torch.int64)).tolist() == [0.0] * 7
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rewards_in_groups, st.booleans())
 def test_group_advantages_agree_with_a_loop_in_float64(groups, by_std):
     reward, group_id = flat(groups)
@@ -88,7 +88,7 @@ def test_group_advantages_agree_with_a_loop_in_float64(groups, by_std):
     assert group_normalized(reward, group_id, by_std=by_std).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rewards_in_groups, st.integers(-8, 8), st.sampled_from([0.5, 2.0, 8.0]))
 def test_shifting_and_scaling_all_rewards_does_not_change_normalized_advantages(groups, shift, scale):
     reward, group_id = flat(groups)
@@ -100,7 +100,7 @@ def test_shifting_and_scaling_all_rewards_does_not_change_normalized_advantages(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rewards_in_groups, st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(groups, random):
     reward, group_id = flat(groups)
@@ -112,7 +112,7 @@ def test_the_order_of_rows_does_not_matter(groups, random):
     assert torch.allclose(shuffled, group_normalized(reward, group_id)[order], atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rewards_in_groups)
 def test_advantages_of_a_group_sum_to_zero(groups):
     reward, group_id = flat(groups)
@@ -196,7 +196,7 @@ def gae_by_loop(rewards, values, mask, lengths, gamma, lam):
 numbers = st.floats(-4, 4, width=32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.tuples(numbers, numbers, st.booleans()), max_size=6), max_size=5),
     st.floats(0, 1),

@@ -35,7 +35,7 @@ def distributions(p, ref):
     return (torch.log_softmax(torch.tensor(x, dtype=torch.float64), 0) for x in (p, ref))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(logits, logits, st.sampled_from(["k1", "k3"]))
 def test_k1_and_k3_are_unbiased(p, ref, estimator):
     log_p, log_ref = distributions(p, ref)
@@ -46,7 +46,7 @@ def test_k1_and_k3_are_unbiased(p, ref, estimator):
     assert expectation.item() == pytest.approx(exact.item(), abs=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(logits, logits)
 def test_k2_and_k3_are_never_negative(p, ref):
     log_p, log_ref = distributions(p, ref)
@@ -94,7 +94,7 @@ def exact_gradient(p, ref, *, reverse):
     return leaf.grad
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(logits, logits)
 def test_expected_gradients_match_theory(p, ref):
     # with s = grad log p and E_p[s] = 0:

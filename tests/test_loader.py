@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlcore.data.loader import Issued, PromptLoader, mix
 from rlcore.errors import ConfigError
 
-QUICK = settings(deadline=None, derandomize=True, max_examples=100)
+QUICK = settings(derandomize=True, max_examples=100)
 sizes = st.integers(1, 12)
 seeds = st.integers(-(2**63), 2**64)
 
