@@ -94,7 +94,7 @@ class Prefetcher:
         """
         schedule, self._num_steps = config.schedule, config.trainer.steps
         self._source, self._is_stopping = source, is_stopping
-        self._rollout, self._actor = groups["rollout"], groups["actor"]
+        self._rollout, self._actor, self._engine = groups["rollout"], groups["actor"], config.rollout.name
         self._pools, self._per_prompt = config.pools, config.sampling.samples_per_prompt
         way = RequestGroups if schedule.in_flight_updates else RequestBatches
         self._requests = way(self._rollout, sampling, self._per_prompt)
@@ -276,7 +276,8 @@ class Prefetcher:
             raise RuntimeError(
                 f"step {step.number} got a token that weights of version {version - wrong} generated, a staleness of"
                 f" {wrong}; schedule.max_staleness={limit} allows versions {version - limit} to {version}\n"
-                "The engine reports wrong versions, or did not load the weights that it was sent."
+                "The engine reports wrong versions, or did not load the weights that it was sent.\n"
+                f"Test the engine:  rlcore check rollout {self._engine}"
             )
         before = step.metrics.get("schedule/staleness_max", Mean(0.0))
         step.metrics["schedule/staleness_max"] = Mean(max(before.value, float(oldest.max())))

@@ -16,6 +16,7 @@ from rlcore_sglang.requests import Answer, Response, sampling_params
 from rlcore_sglang.rollout import SGLangRollout
 from rlcore_sglang.weights import NO_VERSION, _SharedFile, pieces, send
 
+from rlcore.cli import main
 from rlcore.config.build import build
 from rlcore.controller.pool import RuntimeConfig
 from rlcore.errors import ConfigError, InfrastructureError, NumericalError, SampleError
@@ -361,6 +362,18 @@ def test_the_last_exception_in_a_log_is_reported_as_the_cause():
     log = "Traceback\nValueError: first\n  File x\nAssertionError: second\nshutting down: done"
     assert last_error(log, "?") == "AssertionError: second"
     assert last_error("nothing here", "exit code 1") == "exit code 1"
+
+
+def test_weights_that_arrive_while_ranks_work_in_lockstep_are_refused(capsys, tmp_path):
+    settings = ["preset=quickstart", "rollout=sglang", "schedule=async", "placement=split", f"run.directory={tmp_path}"]
+    two = ["rollout.tensor_parallel=2", "pools.rollout.devices_per_node=2"]
+
+    assert main(["train", *settings, *two, "--dry-run"]) == 2
+    assert (
+        "if rollout.tensor_parallel=2, as its ranks work in lockstep\nType  schedule=pipelined"
+        in capsys.readouterr().err
+    )
+    assert main(["train", *settings, "--dry-run"]) == 0
 
 
 def test_a_lost_scheduler_is_reported_after_the_exception_before_it():

@@ -9,6 +9,7 @@ from rlcore_vllm import VLLMConfig, VLLMRollout, host, install
 from rlcore_vllm.inprocess import _cache_bytes, engine_options
 from rlcore_vllm.requests import sample
 
+from rlcore.cli import main
 from rlcore.errors import ConfigError, ModelError
 from rlcore.kits.engine.install import EngineMissing
 from rlcore.protocols.backend import ModelConfig
@@ -70,6 +71,18 @@ def test_an_engine_option_reaches_vllm(small_model):
     config = VLLMConfig(engine_options={"attention_backend": "no such backend"})
     with pytest.raises(ModelError, match="vLLM cannot serve"):
         VLLMRollout(config, model=ModelConfig(path=small_model), context=RolloutContext())
+
+
+def test_weights_that_arrive_while_ranks_work_in_lockstep_are_refused(capsys, tmp_path):
+    settings = ["preset=quickstart", "rollout=vllm", "schedule=async", "placement=split", f"run.directory={tmp_path}"]
+    two = ["rollout.tensor_parallel=2", "pools.rollout.devices_per_node=2"]
+
+    assert main(["train", *settings, *two, "--dry-run"]) == 2
+    assert (
+        "if rollout.tensor_parallel=2, as its ranks work in lockstep\nType  schedule=pipelined"
+        in capsys.readouterr().err
+    )
+    assert main(["train", *settings, "--dry-run"]) == 0
 
 
 def test_an_environment_variable_that_changes_the_engine_is_refused(monkeypatch):
