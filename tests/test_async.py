@@ -149,6 +149,24 @@ class OneLate(FakeRollout):
             yield sample
 
 
+SLOW_S = 27
+
+
+class Slow(FakeRollout):
+    """An engine whose first group gets one token per second, SLOW_S in all."""
+
+    is_first = True
+
+    async def generate(self, requests):
+        if self.is_first:
+            self.is_first = False
+            for _ in range(SLOW_S):
+                await asyncio.sleep(1.0)
+                self.num_tokens += 1
+        async for sample in super().generate(requests):
+            yield sample
+
+
 def third_fails(completion, sample_id):
     """Raise for one sample of the third step."""
     if sample_id == 4 * 17 and "RLCORE_TEST_STOP" in os.environ:
@@ -308,6 +326,16 @@ def test_late_responses_delay_no_other_ones(tmp_path, cluster):
     lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     assert sum(line.get("perf/step_s", 0.0) for line in lines) < 0.6 * 8 * LATE_S
     check_whole(tmp_path, steps=8)
+
+
+def test_a_response_may_take_longer_than_a_call_while_it_gets_tokens(tmp_path, cluster):
+    settings = [item for item in ASYNC if "max_batch" not in item]
+    settings += [f"rollout={__file__}:Slow", "data.eval=", "runtime.call_timeout_s=20"]
+
+    train(small_run(tmp_path, *settings, *cluster, steps=2), dry_run=False)
+
+    assert metrics(tmp_path)[-1]["step"] == 2
+    check_whole(tmp_path, steps=2)
 
 
 def calls_of(directory, monkeypatch, *settings):

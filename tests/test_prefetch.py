@@ -111,6 +111,7 @@ def test_samples_are_one_step_old_after_the_first_step(whole):
     assert [line["schedule/staleness_share_1"] for line in whole[1:]] == [0, 1, 1, 1]
     assert [line["schedule/last_token_staleness_mean"] for line in whole[1:]] == [0, 1, 1, 1]
     assert [line["schedule/mixed"] for line in whole[1:]] == [0, 0, 0, 0]
+    assert [line["schedule/overtaken"] for line in whole[1:]] == [0, 0, 0, 0]
     assert [line["progress/samples"] for line in whole[1:]] == [32, 64, 96, 128]
 
 

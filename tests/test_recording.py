@@ -104,6 +104,17 @@ def test_a_pipelined_run_is_repeated_without_its_schedule(algorithm, tmp_path):
     assert len(found) == 4
 
 
+def test_an_asynchronous_run_on_ray_is_repeated_bit_for_bit(tmp_path):
+    """Timing decides which weights generate a token, so this cannot be repeated without a recording."""
+    ahead = ("schedule=async", "placement=split", "rollout.max_batch_size=12", "runtime=ray")
+    train(small_run(tmp_path / "ahead", *ahead, "schedule.record=true", steps=5), dry_run=False)
+
+    found = replay(tmp_path / "ahead" / "r", tmp_path / "again", steps=5)
+
+    assert found == learning(tmp_path / "ahead")
+    assert max(line["schedule/staleness_max"] for line in metrics(tmp_path / "ahead")[1:]) > 0
+
+
 def test_a_replay_on_ray_starts_no_engine_and_is_the_same(recorded, tmp_path):
     found = replay(recorded, tmp_path, "runtime=ray", "placement=split", "pools.rollout.devices_per_node=64")
 
@@ -185,6 +196,20 @@ def test_other_data_is_refused(tmp_path):
     file.write_text("\n".join(map(json.dumps, rows[::-1])))
     with pytest.raises(ConfigError, match=r"the prompts differ from those of the recording in .*\nGive the dataset"):
         plan_run(settings)
+
+
+def test_another_tokenizer_is_refused(recorded, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(locate("quickstart:model"), model)
+    vocabulary = json.loads((model / "tokenizer.json").read_text())
+    ids = vocabulary["model"]["vocab"]
+    ids["1"], ids["2"] = ids["2"], ids["1"]
+    (model / "tokenizer.json").write_text(json.dumps(vocabulary))
+
+    with pytest.raises(
+        ConfigError, match=r"the prompts differ from those of the recording in .*\nGive the dataset, the tok"
+    ):
+        plan_run(small_run(tmp_path, f"schedule.replay={recorded}", f"model.path={model}"))
 
 
 def test_a_missing_or_damaged_step_is_named(recorded, tmp_path):

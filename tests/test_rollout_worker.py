@@ -7,6 +7,10 @@ import asyncio
 import pytest
 
 from rlcore.data.batch import Batch
+from rlcore.protocols.backend import ModelConfig
+from rlcore.protocols.rollout import RolloutContext
+from rlcore.registry import resolve
+from rlcore.testing.training import save_model
 from rlcore.types import Mesh, Request, Sample, Sampling
 from rlcore.workers.rollout import _drain, samples_batch
 
@@ -47,6 +51,30 @@ def test_samples_come_back_in_the_order_of_the_requests():
 def test_a_sample_too_few_or_too_many_is_an_error_of_the_engine(answers, fault):
     with pytest.raises(RuntimeError, match=f"Engine returned {fault}"):
         asyncio.run(_drain(Engine(*answers), REQUESTS, [].append))
+
+
+@pytest.mark.parametrize("name", ["hf", "fake"])
+def test_tokens_of_unfinished_responses_are_counted(name, tmp_path):
+    model = save_model("qwen3", tmp_path / "model")
+    kind = resolve("rollout", name).object
+    engine = kind(kind.Config(), model=ModelConfig(path=model), context=RolloutContext())
+    requests = [
+        Request(request_id=i, prompt_ids=[5, 6], sampling=Sampling(max_response_tokens=limit), seed=i)
+        for i, limit in enumerate((2, 30))
+    ]
+    seen = []
+
+    async def draw(request):
+        async for sample in engine.generate([request]):
+            seen.append((engine.num_tokens, len(sample.token_ids)))
+
+    async def both():
+        await asyncio.gather(*map(draw, requests))
+
+    assert engine.num_tokens == 0
+    asyncio.run(both())
+    (first, short), (last, long) = seen
+    assert short < first < last == short + long
 
 
 def test_every_token_keeps_the_version_that_drew_it():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rlcore.data.batch import Batch
-from rlcore.trainer.window import PendingGroup, Window
+from rlcore.trainer.window import PendingGroup, Window, num_before
 
 FINISHED = Batch.of(lengths=[1], tokens={"input_ids": [0]})
 
@@ -96,7 +96,7 @@ def test_equal_bounds_take_groups_in_the_order_of_their_requests(ahead):
 
 def test_a_straggler_is_overtaken_until_its_deadline():
     window = Window(per_step=2, steps_ahead=1, max_staleness=3)
-    taken = []
+    taken, overtaken = [], []
     for step in range(1, 5):
         missing = window.num_missing(2, 10)
         new = window.add(range(100 * step, 100 * step + missing), step)
@@ -104,8 +104,10 @@ def test_a_straggler_is_overtaken_until_its_deadline():
             group.samples = FINISHED if group.position != 100 else None
         chosen = window.choose(2, step)
         taken.append([group.position for group in chosen] if chosen else None)
+        overtaken += [num_before(chosen, window.pending)] if chosen else []
 
     assert taken == [[101, 102], [103, 200], [201, 300], None]
+    assert overtaken == [1, 1, 1]
 
 
 def test_the_last_steps_request_nothing_for_later_ones():

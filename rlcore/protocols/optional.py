@@ -158,6 +158,14 @@ class UpdatesInFlight(Protocol):
 
 
 @runtime_checkable
+class CountsTokens(Protocol):
+    """A rollout whose long responses count as progress before they finish, which `runtime.call_timeout_s` limits."""
+
+    num_tokens: int
+    """Tokens that it has generated since its start, also of unfinished responses. Read from other threads."""
+
+
+@runtime_checkable
 class HasTools(Protocol):
     """An environment with tools that the chat template shows to the model."""
 
@@ -224,7 +232,7 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = {
         ShowsMetrics,
     ),
     "backend": (FreesDevice, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
-    "rollout": (FreesDevice, EstimatesEngine, ChecksModel, UpdatesInFlight),
+    "rollout": (FreesDevice, EstimatesEngine, ChecksModel, UpdatesInFlight, CountsTokens),
     "environment": (HasTools, Closes),
     "dataset": (NamesRows,),
     "tracker": (ShowsPhase, ShowsDistributions),

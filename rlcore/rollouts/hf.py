@@ -69,6 +69,8 @@ class HFRollout:
         self._version = 0
         self._num_loads = 0
         self._state = Readiness()
+        self.num_tokens = 0
+        """Tokens of all responses, finished or not."""
         self._decoding: _Decoding | None = None
         """State that the running calls of `generate` share."""
 
@@ -87,7 +89,9 @@ class HFRollout:
                 while not outbox:
                     self._state.check()
                     decoding.follow(self._num_loads, self._version)
-                    for row, finish_reason in decoding.advance():
+                    finished = decoding.advance()
+                    self.num_tokens += decoding.num_advanced
+                    for row, finish_reason in finished:
                         row.outbox.append(row.sample(finish_reason))
                     if not outbox:
                         await asyncio.sleep(0)  # allow cancellation and other tasks
@@ -216,6 +220,8 @@ class _Decoding:
         self._arrays: SamplingArrays | None = None
         self._joining = True
         self._num_full = self._longest = 0
+        self.num_advanced = 0
+        """Responses that got a token in the last pass."""
 
     def add(self, rows: Sequence[_Row], outbox: deque[Sample]) -> None:
         """Add rows, which join when there is room; `outbox` receives their samples."""
@@ -255,6 +261,7 @@ class _Decoding:
             first, logits = 0, self._decode()
             arrays = self._arrays = self._arrays or SamplingArrays.of([r.request for r in self._rows], self._device)
         rows = self._rows[first:]
+        self.num_advanced = len(rows)
         positions = torch.tensor([row.length for row in rows], device=self._device)
         tokens, log_probs = draw(logits, arrays, positions)
         drawn = zip(rows, tokens.tolist(), log_probs.tolist())

@@ -58,7 +58,7 @@ class FakeRollout:
         )
         self.requests: list[Request] = []
         """All requests to this engine."""
-        self.version = 0
+        self.version = self.num_tokens = 0
         self._config, self._path = config, str(check_directory(model.path))
         self._limits, self._expected, self._state = read_limits(self._path), ExpectedWeights(self._path), Readiness()
         self._end_ids = self._limits.end_ids or (0,)
@@ -79,6 +79,7 @@ class FakeRollout:
             for _ in token_ids:
                 self._state.check()
                 versions.append(self.version)
+                self.num_tokens += 1
                 await asyncio.sleep(0)
             self._state.check()
             yield Sample(

@@ -25,7 +25,7 @@ from rlcore.data.batch import Batch
 from rlcore.data.recorded import open_batch, save_batch
 from rlcore.trainer.in_flight import RequestGroups
 from rlcore.trainer.step import PromptSource, Step
-from rlcore.trainer.window import PendingGroup, Window
+from rlcore.trainer.window import PendingGroup, Window, num_before
 from rlcore.types import Mean, Sampling
 
 logger = logging.getLogger(__name__)
@@ -139,6 +139,7 @@ class Prefetcher:
         self._taken |= dict(zip(positions, chosen))
         self._unused.update(positions)
         step.positions += positions
+        step.note("schedule/overtaken", num_before(chosen, self._window.pending))
         step.note("schedule/open", len(self._open))
         step.note("schedule/finished", len(self._window.pending) - len(self._open))
         return self._source.at(positions)

@@ -82,3 +82,9 @@ class Window:
     def is_in_time(self, groups: Sequence[PendingGroup], step: int) -> bool:
         """Return whether all groups, in this order, can be trained on by their deadlines from this step on."""
         return all(step + place // self.per_step <= it.deadline_step for place, it in enumerate(groups))
+
+
+def num_before(chosen: Sequence[PendingGroup], rest: Iterable[PendingGroup]) -> int:
+    """Return how many groups of `rest` one that was chosen has overtaken."""
+    last = max((it.deadline_step, it.position) for it in chosen)
+    return sum((it.deadline_step, it.position) < last for it in rest)

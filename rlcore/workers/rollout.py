@@ -17,7 +17,7 @@ from rlcore.data.transcript import Transcript, transcripts_batch
 from rlcore.models.load import check_directory
 from rlcore.models.size import ModelSize, rollout_bytes
 from rlcore.protocols.backend import ModelConfig
-from rlcore.protocols.optional import ChecksModel, EstimatesEngine
+from rlcore.protocols.optional import ChecksModel, CountsTokens, EstimatesEngine
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import PluginSpec, load
@@ -75,7 +75,7 @@ class RolloutWorker(Worker):
         )
         self.mesh = self.engine.mesh
         self._stream: Stream[Batch] = Stream(in_thread=context.concurrent)
-        self._num_tokens = 0
+        self._num_finished_tokens = 0
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
@@ -120,7 +120,11 @@ class RolloutWorker(Worker):
 
     def count(self, sample: Sample) -> None:
         """Count a finished response as progress."""
-        self._num_tokens += len(sample.token_ids)
+        self._num_finished_tokens += len(sample.token_ids)
+
+    @property
+    def _num_tokens(self) -> int:
+        return self.engine.num_tokens if isinstance(self.engine, CountsTokens) else self._num_finished_tokens
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace the engine's weights between two of its steps; called by the host when it receives them."""

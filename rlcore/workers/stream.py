@@ -31,7 +31,7 @@ class Progress:
     """Counters of an engine since its worker was created."""
 
     num_tokens: int
-    """Tokens of finished responses."""
+    """Tokens generated; those of finished responses if the engine has no `CountsTokens`."""
     idle_s: float
     """Seconds without a requested group to draw, after the first one."""
     paused_s: float

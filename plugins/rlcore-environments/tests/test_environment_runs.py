@@ -175,14 +175,16 @@ def test_episodes_that_were_generated_ahead_survive_an_error(train, tmp_path):
     assert [resumed[name] for name in names] == [whole[name] for name in names]
 
 
-def test_episodes_of_an_asynchronous_run_go_on_under_new_weights(train):
-    code, stderr, metrics = train(
-        *("environment=e.py:Good", "environment.turns=4", "schedule=async", "placement=split"), steps=4
-    )
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_episodes_of_an_asynchronous_run_go_on_under_new_weights(train, runtime, tmp_path):
+    ahead = ("schedule=async", "placement=split", f"runtime={runtime}", "trainer.log_samples=1000")
+    code, stderr, metrics = train("environment=e.py:Good", "environment.turns=4", *ahead, steps=4)
 
     assert code == 0, stderr
     assert metrics["environment/turns"] == 4.0
     assert metrics["progress/samples"] == 4 * 8
+    lines = [json.loads(line) for line in (tmp_path / "outputs" / "r" / "samples.jsonl").read_text().splitlines()]
+    assert sorted(line["sample_id"] for line in lines) == [*range(4 * 8)]
     assert 0 < metrics["schedule/staleness_mean"] <= metrics["schedule/staleness_max"] <= 4
 
 
