@@ -23,8 +23,11 @@ ENGINES := $(patsubst plugins/rlcore-%/requirements-cpu.txt,%,$(wildcard plugins
 PLUGINS := $(filter-out $(ENGINES:%=plugins/rlcore-%),$(patsubst %/,%,$(wildcard plugins/rlcore-*/)))
 EXTRAS_rlcore-fsdp := [lora]
 EXTRAS_rlcore-rewards := [math]
-QUICK := $(addprefix plugins/rlcore-,algorithms environments report rewards workbench)
+QUICK := $(addprefix plugins/rlcore-,algorithms environments report rewards trackers workbench)
 TESTED ?= $(PLUGINS)
+# Tests of the core that need plugins, and the number of processes for all others.
+LAST := tests/test_docs.py tests/test_examples.py
+WORKERS ?= 2
 
 # FOLDER:VENV of each package with tests that need a GPU.
 GPU_FOLDERS := $(sort $(patsubst %/tests/,%,$(dir $(shell grep -l "mark\.gpu" plugins/*/tests/*.py))))
@@ -37,10 +40,10 @@ quickstart: $(VENV)/.ready
 	$(BIN)/rlcore train preset=quickstart
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(LAST:%=--ignore=%)
 	@$(MAKE) --no-print-directory test-plugins TESTED="$(QUICK)"
 	@echo "== tests of the core that need a plugin =="
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py
+	$(BIN)/python -m pytest $(LAST)
 
 test-plugins: $(VENV)/.plugins
 	@for plugin in $(TESTED); do \
