@@ -107,6 +107,15 @@ class Stops:
             threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
 
+class StopsAtOnce:
+    """A hook that sends SIGTERM at the start of the step of the environment variable."""
+
+    @hookimpl
+    def rlcore_step_start(self, run, step):
+        if step == int(os.environ.get("RLCORE_TEST_STOP", "0")):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Incomplete(HFRollout):
     """An engine whose second rank gets only one parameter of version 3."""
 
@@ -286,6 +295,17 @@ def test_after_a_reward_that_fails_the_run_resumes(tmp_path, monkeypatch):
 
     monkeypatch.delenv("RLCORE_TEST_STOP")
     train(settings, dry_run=False)
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("step", [1, 3, 6])
+def test_a_run_that_is_stopped_in_a_step_resumes_without_losing_a_group(tmp_path, monkeypatch, step):
+    monkeypatch.setenv("RLCORE_TEST_STOP", str(step))
+    stopped = len(asynchronous(tmp_path, f"plugins.hooks=['{__file__}:StopsAtOnce']")) - 1
+    assert stopped in (step - 1, step)
+
+    monkeypatch.delenv("RLCORE_TEST_STOP")
+    asynchronous(tmp_path)
     check_whole(tmp_path)
 
 
