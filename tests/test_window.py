@@ -110,6 +110,15 @@ def test_a_straggler_is_overtaken_until_its_deadline():
     assert overtaken == [1, 1, 1]
 
 
+def test_groups_are_overtaken_by_those_with_a_later_deadline_or_position():
+    def group(deadline_step, position):
+        return PendingGroup(position=position, deadline_step=deadline_step)
+
+    chosen, rest = [group(4, 9), group(5, 3)], [group(4, 8), group(4, 10), group(5, 2), group(5, 4), group(6, 1)]
+
+    assert num_before(chosen, rest) == 3
+
+
 def test_the_last_steps_request_nothing_for_later_ones():
     window = Window(per_step=4, steps_ahead=2, max_staleness=2)
 
