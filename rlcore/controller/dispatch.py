@@ -136,7 +136,8 @@ class PerEngine:
     """Sends each row of the first argument to the engine that its row column `engine` names.
 
     Engines without rows are not called. Without a batch, every rank gets the same call. Methods return None, or
-    (samples or None, list): all samples are concatenated, and all lists.
+    (samples or None, list): all samples are concatenated, and all lists. Those of an engine that fails are missing, if
+    the group allows that; a call of another mode is repeated without it.
     """
 
     def split(self, call: Call, meshes: Sequence[Mesh]) -> Sequence[Call | None]:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from rlcore.controller.dispatch import DispatchedMethod
+from rlcore.controller.dispatch import DispatchedMethod, PerEngine
 from rlcore.controller.future import Future, Interrupt
+from rlcore.controller.members import Members
 from rlcore.controller.record import Record
 from rlcore.controller.ref import BatchRef
 from rlcore.controller.runtime import Runtime
@@ -73,20 +74,25 @@ class GroupMethod:
         ready = Call(
             tuple(self._depart(value) for value in args), {name: self._depart(value) for name, value in kwargs.items()}
         )
-        calls = self._method.mode.split(ready, group.meshes)
+        ranks, meshes = group.ranks, group.meshes
+        calls = self._method.mode.split(ready, meshes)
         group.record.num_bytes += sum(_num_bytes(call) for call in calls if call is not None)
         action = "poll" if self._method.concurrent else "call"
         submitted = time.time()
         with group.record.blocked() if group.runtime.inline else nullcontext():
             handles = {
                 rank: group.runtime.submit(group.pool, rank, action, group.role, self._name, call)
-                for rank, call in enumerate(calls)
+                for rank, call in zip(ranks, calls)
                 if call is not None
             }
-        return Future(
-            lambda interrupt: self._collect(handles, submitted, interrupt),
-            lambda: group.runtime.done(list(handles.values())),
-        )
+
+        def collect(interrupt: Interrupt) -> Any:
+            replies = self._wait(handles, submitted, interrupt)
+            if len(replies) < len(handles) and not isinstance(self._method.mode, PerEngine):
+                return self.submit(*args, **kwargs).result(interrupt)  # without the engines that failed
+            return self._method.mode.collect([replies.get(rank) for rank in ranks], meshes)
+
+        return Future(collect, lambda: group.runtime.done(list(handles.values())))
 
     def _depart(self, value: Any) -> Any:
         """Convert a Batch to a reference with only the columns that the method reads, and `unit_id`."""
@@ -98,19 +104,17 @@ class GroupMethod:
         reads = self._group.reads.get(self._name, self._method.reads)
         return value if reads is None else value.select(*reads, *([UNIT] if UNIT in value else []))
 
-    def _collect(self, handles: Mapping[int, Any], submitted: float, interrupt: Interrupt) -> Any:
+    def _wait(self, handles: Mapping[int, Any], submitted: float, interrupt: Interrupt) -> dict[int, Any]:
+        """Return rank -> result, without engines that are left out because they failed."""
         group, record = self._group, self._group.record
         what = f"{group.role}.{self._name}"
         if record.on_wait:
             record.on_wait(what)
         waiting = submitted if group.runtime.inline else time.time()
         with record.blocked():
-            replies = group.runtime.wait(
-                list(handles.values()), what, group.runtime.config.call_timeout_s, interrupt=interrupt
-            )
-        record.ran(what, group.pool, dict(zip(handles, replies)), submitted, waiting)
-        by_rank = dict(zip(handles, (self._arrive(reply.value) for reply in replies)))
-        return self._method.mode.collect([by_rank.get(rank) for rank in range(len(group.meshes))], group.meshes)
+            replies = group.members.wait(handles, what, interrupt)
+        record.ran(what, group.pool, replies, submitted, waiting)
+        return {rank: self._arrive(reply.value) for rank, reply in replies.items()}
 
     def _arrive(self, value: Any) -> Any:
         if isinstance(value, tuple):
@@ -140,6 +144,7 @@ class Group:
         reads: Mapping[str, Sequence[str]] = {},
         record: Record | None = None,
         before_call: Callable[[Group], None] | None = None,
+        members: Members | None = None,
     ) -> None:
         """Create a handle on existing workers.
 
@@ -147,12 +152,13 @@ class Group:
             reads: method -> columns that are sent to it, instead of those of its `@dispatch`.
             record: where calls note what they took and moved.
             before_call: called before each call that needs the device.
+            members: the ranks that are in use, by default all.
         """
         self.worker_class = worker_class
         self.runtime = runtime
         self.role = role
         self.pool = pool
-        self.meshes = meshes
+        self.members = members or Members(runtime, role, pool, meshes)
         self.reads = reads
         self.record = record or Record()
         self.before_call = before_call
@@ -168,7 +174,18 @@ class Group:
             reads=self.reads,
             record=record,
             before_call=before_call,
+            members=self.members,
         )
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """Meshes of the ranks in use."""
+        return self.members.meshes
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Ranks of the pool that are in use: all, without engines that failed."""
+        return self.members.ranks
 
     @property
     def dp_size(self) -> int:

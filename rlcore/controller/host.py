@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -98,6 +98,10 @@ class Host:
     def poll(self, role: str, method: str, call: Call) -> Reply:
         """Call a worker, also while it executes another call."""
         return self.call(role, method, call)
+
+    def keep(self, value: Any) -> Reply:
+        """Copy batches that another host created, as they are lost when its process ends."""
+        return self._guarded("copy", lambda: _each(value, lambda it: self._depart(self._arrive(it))))
 
     def hand_over(self, source: str, target: str, version: int, mix: float, sampled: int | None) -> Reply:
         """Pass the weights of one worker to another worker on this host, tensor by tensor."""
@@ -202,7 +206,7 @@ class Host:
         args = [self._arrive(value) for value in call.args]
         kwargs = {name: self._arrive(value) for name, value in call.kwargs.items()}
         result = getattr(worker, method)(*args, **kwargs)
-        return tuple(map(self._depart, result)) if isinstance(result, tuple) else self._depart(result)
+        return _each(result, self._depart)
 
     def _depart(self, value: Any) -> Any:
         return BatchRef.publish(value, self._store) if isinstance(value, Batch) else value
@@ -305,6 +309,11 @@ class Host:
             where = f"{what}, rank {self.info.rank} of pool '{self.info.pool}' on {self.node}, pid {os.getpid()}"
             failure = Failure(_portable(error), traceback.format_exc(), where)
             return Reply(None, time.perf_counter() - start, failure, begin)
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to a result, or to the items of a tuple of results."""
+    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
 
 
 def _used_bytes(device: str) -> int:

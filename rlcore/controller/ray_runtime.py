@@ -25,43 +25,24 @@ import ray
 import ray.exceptions
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from torch import Tensor
 
 from rlcore.controller.future import Interrupt
 from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.network import use_interface_of
 from rlcore.controller.pool import PoolConfig, RuntimeConfig, available_cores, check_capacity
+from rlcore.controller.ray_store import GET_TIMEOUT_S, RayStore
 from rlcore.controller.ref import Store
 from rlcore.controller.runtime import check_machine, resolve_device
-from rlcore.data.wire import pack, unpack
 from rlcore.errors import LOST_PEER, ConfigError, DeadlineExceeded, HostDied, InfrastructureError
 
 logger = logging.getLogger(__name__)
 _STACK_TIMEOUT_S = 5.0
+_BESIDE = ("poll", "keep", "stack")
+"""Actions that run while a host executes another call."""
 _QUICK_S = 0.1
 _INTERRUPT_S = 1.0
-_GET_TIMEOUT_S = 600.0
 _PEER_S = 5.0
 """Ray reports a death after a second or two; a live rank may keep waiting for the failed one."""
-
-
-class RayStore:
-    """Ray's object store; readers map buffers without copying."""
-
-    def __init__(self, timeout_s: float = _GET_TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
-
-    def put(self, values: Sequence[Tensor | list[Any]]) -> list[Any]:
-        return [ray.put(pack(value) if isinstance(value, Tensor) else value) for value in values]
-
-    def get(self, refs: Sequence[Any]) -> list[Any]:
-        try:
-            values = ray.get(list(refs), timeout=self._timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
-            raise DeadlineExceeded(f"{len(refs)} columns did not arrive within {self._timeout_s:g} s") from error
-        except ray.exceptions.ObjectLostError as error:
-            raise HostDied(f"a column was lost with the host that created it: {error}") from error
-        return [unpack(value) if isinstance(value, tuple) else value for value in values]
 
 
 class _RayHost:
@@ -138,7 +119,7 @@ class RayRuntime:
 
     def submit(self, pool: str, rank: int, action: str, *args: Any) -> Any:
         actor = self._actors[pool][rank]
-        act = actor.act.options(concurrency_group="polls") if action == "poll" else actor.act
+        act = actor.act.options(concurrency_group="polls") if action in _BESIDE else actor.act
         handle = act.remote(action, args)
         self._labels[handle] = (pool, rank)
         return handle
@@ -174,14 +155,13 @@ class RayRuntime:
     def done(self, handles: Sequence[Any]) -> bool:
         return not ray.wait(list(handles), num_returns=len(handles), timeout=0)[1]
 
+    def end_host(self, pool: str, rank: int) -> None:
+        _end([self._actors[pool][rank]])
+
     def shutdown(self) -> None:
         actors = [actor for pool in self._actors.values() for actor in pool]
         self._actors.clear()
-        closing = [call for actor in actors for call in (actor.abort.remote(), actor.act.remote("close"))]
-        if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=_STACK_TIMEOUT_S)
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
+        _end(actors)
         for group in self._groups:
             remove_placement_group(group)
         self._groups.clear()
@@ -252,7 +232,7 @@ class RayRuntime:
     def _value(self, handle: Any, what: str) -> Any:
         pool, rank = self._labels.get(handle, ("?", -1))
         try:
-            value = ray.get(handle, timeout=_GET_TIMEOUT_S)
+            value = ray.get(handle, timeout=GET_TIMEOUT_S)
         except ray.exceptions.RayActorError as error:
             raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
         except (ray.exceptions.RayTaskError, ray.exceptions.GetTimeoutError) as error:
@@ -273,7 +253,7 @@ class RayRuntime:
         ready, _ = ray.wait(others, num_returns=len(others), timeout=_PEER_S) if others else ([], [])
         for handle in ready:
             try:
-                ray.get(handle, timeout=_GET_TIMEOUT_S)
+                ray.get(handle, timeout=GET_TIMEOUT_S)
             except ray.exceptions.RayActorError as error:
                 pool, rank = self._labels[handle]
                 raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
@@ -290,6 +270,15 @@ class RayRuntime:
             return str(ray.get(self._actors[pool][rank].stack.remote(), timeout=_STACK_TIMEOUT_S))
         except (ray.exceptions.RayError, KeyError) as error:
             return f"(no stack: {type(error).__name__})"
+
+
+def _end(actors: Sequence[Any]) -> None:
+    """Close hosts within a limit, and end their processes."""
+    closing = [call for actor in actors for call in (actor.abort.remote(), actor.act.remote("close"))]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=_STACK_TIMEOUT_S)
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
 
 
 def _init_ray(config: RuntimeConfig, options: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -46,16 +46,16 @@ class Record:
             waiting: when the controller began to wait for the call.
         """
         now = time.time()
-        self.spent(what, max(reply.seconds for reply in replies.values()))
+        self.spent(what, max((reply.seconds for reply in replies.values()), default=0.0))
         self.calls.append(CallTime(what, "", 0, waiting, now - waiting))
         for rank, reply in replies.items():
             begin = max(submitted, min(reply.begin, now - reply.seconds))
             self.calls.append(CallTime(what, pool, rank, begin, reply.seconds))
 
-    def sent(self, what: str, num_ranks: Mapping[str, int], seconds: float) -> None:
-        """Note a transfer that has just ended; all ranks of these pools took part in it."""
+    def sent(self, what: str, ranks: Mapping[str, Sequence[int]], seconds: float) -> None:
+        """Note a transfer that has just ended; these ranks of each pool took part in it."""
         self.spent(what, seconds)
-        places = [("", 0), *((pool, rank) for pool, count in num_ranks.items() for rank in range(count))]
+        places = [("", 0), *((pool, rank) for pool, taking in ranks.items() for rank in taking)]
         begin = time.time() - seconds
         self.calls += [CallTime(what, pool, rank, begin, seconds) for pool, rank in places]
 

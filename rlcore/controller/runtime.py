@@ -70,6 +70,9 @@ class Runtime(Protocol):
     def done(self, handles: Sequence[Any]) -> bool:
         """Return whether `wait` would not wait."""
 
+    def end_host(self, pool: str, rank: int) -> None:
+        """End one host for good, also if it does not respond. Its rank may not be called any more."""
+
     def shutdown(self) -> None:
         """Shut down everything that `start` started. May be called twice."""
 
@@ -141,6 +144,9 @@ class LocalRuntime:
 
     def done(self, handles: Sequence[Any]) -> bool:
         return True
+
+    def end_host(self, pool: str, rank: int) -> None:
+        self._hosts[pool][rank].close()
 
     def shutdown(self) -> None:
         for hosts in self._hosts.values():

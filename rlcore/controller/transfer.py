@@ -7,7 +7,7 @@ target commits the version only when all weights have arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.controller import weights
@@ -27,6 +27,7 @@ class _WeightTransfer:
 
     def send(self, version: int, mix: float = 1.0) -> None:
         """Send the weights to all ranks. If that fails, none of them serves, so that no two sample different policies.
+        An engine that fails alone is left out, if the group allows it.
 
         A target with a model sets each of its parameters p to (1 - mix) · p + mix · new.
         """
@@ -48,7 +49,8 @@ class _WeightTransfer:
         runtime, role = self._target.runtime, self._target.role
         timeout_s = min(_ABANDON_S, runtime.config.call_timeout_s)
         groups = {group.pool: group for group in (self._source, self._target)}.values()
-        handles = [it for group in groups for it in _submit(group, "abandon_weights", role, version, timeout_s)]
+        submitted = [_submit(group, "abandon_weights", role, version, timeout_s) for group in groups]
+        handles = [handle for by_rank in submitted for handle in by_rank.values()]
         runtime.wait(handles, "weight sync", timeout_s)
 
     def _send(self, version: int, mix: float) -> None:
@@ -78,21 +80,26 @@ class ObjectStore(_WeightTransfer):
         source, target, timeout_s = self._source, self._target, self._target.runtime.config.call_timeout_s
         refs, more = _wait(source, self._publish(version))[0]
         while True:
-            publishing = self._publish(version) if more else []
+            publishing = self._publish(version) if more else {}
             receiving = _submit(target, "receive_weights", target.role, refs, version, timeout_s, mix)
-            replies = _wait(source, [*publishing, *receiving])
+            published = _wait(source, publishing)
+            _wait(target, receiving)
             if not more:
                 break
-            refs, more = replies[0]
+            refs, more = published[0]
         _wait(target, _submit(target, "end_weights"))
 
-    def _publish(self, version: int) -> list[Any]:
+    def _publish(self, version: int) -> dict[int, Any]:
         options = weights.BUCKET_BYTES, self._sampled(version)
         return _submit(self._source, "publish_weights", self._source.role, *options)
 
 
 class Collective(_WeightTransfer):
-    """Broadcast from rank 0 of the source to every target rank, in a process group created once; NCCL on GPUs."""
+    """Broadcast from rank 0 of the source to every target rank, in a process group; NCCL on GPUs.
+
+    The group is created at the first transfer, and again without an engine that has failed since the last one. An engine
+    that fails during a transfer ends it for all, as the others wait for it.
+    """
 
     def __init__(self, *, source: Group, target: Group) -> None:
         if source.pool == target.pool or source.runtime.config.name == "local":
@@ -104,36 +111,38 @@ class Collective(_WeightTransfer):
             )
         super().__init__(source=source, target=target)
         self._route = f"{source.role} to {target.role}"
-        self._has_group = False
+        self._members: Sequence[int] = ()
 
     def _send(self, version: int, mix: float) -> None:
-        if not self._has_group:
+        if self._target.members.max_failures:
+            _wait(self._target, _submit(self._target, "end_weights"))  # does nothing on an engine that responds
+        if list(self._members) != list(self._target.ranks):
             self._meet()
         options = weights.BUCKET_BYTES, self._sampled(version)
         sending = _submit(self._source, "send_weights", self._route, self._source.role, *options)
         taking = _submit(self._target, "take_weights", self._route, self._target.role, version, mix)
-        _wait(self._target, [*sending, *taking])
+        runtime = self._target.runtime
+        runtime.wait([*sending.values(), *taking.values()], "weight sync", runtime.config.call_timeout_s)
 
     def _meet(self) -> None:
         runtime, pool = self._source.runtime, self._source.pool
         timeout_s = runtime.config.call_timeout_s
         address = runtime.address(pool)
         port = runtime.wait([runtime.submit(pool, 0, "open_broadcast", address)], "weight sync", timeout_s)[0].value
-        places = [(pool, 0), *((self._target.pool, rank) for rank in range(len(self._target.meshes)))]
+        places = [(pool, 0), *((self._target.pool, rank) for rank in self._target.ranks)]
         handles = [
             runtime.submit(pool, number, "join_broadcast", self._route, address, port, rank, len(places), timeout_s)
             for rank, (pool, number) in enumerate(places)
         ]
-        _wait(self._source, handles)
-        self._has_group = True
+        runtime.wait(handles, "weight sync", timeout_s)
+        self._members = self._target.ranks
 
 
-def _submit(group: Group, action: str, *args: Any) -> list[Any]:
-    """Start an action on every host of a group's pool."""
-    return [group.runtime.submit(group.pool, rank, action, *args) for rank in range(len(group.meshes))]
+def _submit(group: Group, action: str, *args: Any) -> dict[int, Any]:
+    """Start an action on every host of a group, and return rank -> handle."""
+    return {rank: group.runtime.submit(group.pool, rank, action, *args) for rank in group.ranks}
 
 
-def _wait(group: Group, handles: Sequence[Any]) -> list[Any]:
-    """Return the results of the actions."""
-    runtime = group.runtime
-    return [reply.value for reply in runtime.wait(handles, "weight sync", runtime.config.call_timeout_s)]
+def _wait(group: Group, handles: Mapping[int, Any]) -> dict[int, Any]:
+    """Return rank -> result of the action, without engines that failed."""
+    return {rank: reply.value for rank, reply in group.members.wait(handles, "weight sync").items()}

@@ -14,6 +14,6 @@ class Transfer(Protocol):
         If this method cannot connect them, raise a ConfigError that names one that can."""
 
     def send(self, version: int, mix: float = 1.0) -> None:
-        """Send all weights of `source` to every rank of `target` as `version`; if it raises, no rank serves them.
+        """Send all weights of `source` to `target.ranks` as `version`; if it raises, no rank serves them.
 
         `mix` is for a target with a model, which keeps 1 - mix of its own weights; a rollout always gets mix=1."""

@@ -268,7 +268,7 @@ class Roles:
         start, groups = time.perf_counter(), (self.groups[source], self.groups[target])
         with self.step.blocked():
             self._transfers[source, target].send(version, mix)
-        self.step.sent(what, {group.pool: len(group.meshes) for group in groups}, time.perf_counter() - start)
+        self.step.sent(what, {group.pool: group.ranks for group in groups}, time.perf_counter() - start)
 
     def note(self, name: str, mean: Mean) -> None:
         """Add a metric of the step."""
