@@ -269,6 +269,8 @@ def test_invalid_settings_are_refused_before_the_start(plan_of, settings, words)
         ({"schedule": {"max_staleness": 1}}, "schedule.steps_ahead"),
         ({"schedule": {"steps_ahead": 1}}, "schedule.max_staleness"),
         ({"schedule": {"steps_ahead": 2, "max_staleness": 2}}, "schedule.steps_ahead"),
+        ({"schedule": {"max_engine_failures": -1}}, "schedule.max_engine_failures"),
+        ({"schedule": {**AHEAD, "max_engine_failures": 1}}, "schedule.max_engine_failures"),
         ({"reward__num_processes": -1}, "reward.num_processes"),
         ({"reward__timeout_s": 0.0}, "reward.timeout_s"),
         ({"pools": {"main": {"nodes": 0}}}, "pools.main.nodes"),

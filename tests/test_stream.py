@@ -123,7 +123,7 @@ def test_a_poll_ends_in_time_while_new_weights_are_loaded():
     assert stream.finished(1, 0.01) == []
     loaded.set()
     thread.join(HANG_S)
-    assert stream.progress(0).paused_s > 0
+    assert stream.progress(0, 0).paused_s > 0
     stream.close()
 
 
@@ -158,16 +158,16 @@ def test_closing_ends_what_is_drawn_and_calls_that_wait(stream):
 
 
 def test_idle_time_counts_from_the_first_group(stream):
-    before = stream.progress(0).idle_s
+    before = stream.progress(0, 0).idle_s
     stream.begin(ticks(1))
     stream.finished(1, HANG_S)
 
-    first = stream.progress(0).idle_s
+    first = stream.progress(0, 0).idle_s
     assert before == 0.0
-    wait_until(lambda: stream.progress(0).idle_s > first)
+    wait_until(lambda: stream.progress(0, 0).idle_s > first)
     stream.begin(ticks(10**9))
-    busy = stream.progress(0).idle_s
-    assert stream.progress(0).idle_s == busy
+    busy = stream.progress(0, 0).idle_s
+    assert stream.progress(0, 0).idle_s == busy
 
 
 class Drifting(PolicyWorker):

@@ -31,12 +31,13 @@ def check_wait(window, count, step):
     assert in_order or len(finished) < count or not in_time(rest, window.per_step, step + 1)
 
 
-def run(window, num_steps, refill, finish):
+def run(window, num_steps, refill, finish, lose=lambda positions: []):
     """Take groups for all steps; return the staleness of each group and the positions in the order of training.
 
     Args:
         refill: returns how many more groups a step takes, one number for each time.
         finish: finishes one of the given groups or more.
+        lose: returns those of the given positions whose engine fails.
     """
     version, staleness, trained, next_position = {}, [], [], 0
     per_step = window.per_step
@@ -47,6 +48,9 @@ def run(window, num_steps, refill, finish):
             version |= {group.position: step - 1 for group in new}
             next_position += missing
             assert len(window.pending) <= count + window.steps_ahead * per_step
+            if lost := lose([it.position for it in window.pending if it.samples is None]):
+                window.request_again(lost, step)
+                version |= dict.fromkeys(lost, step - 1)
             while (chosen := window.choose(count, step)) is None:
                 check_wait(window, count, step)
                 finish([it for it in window.pending if it.samples is None])
@@ -81,6 +85,34 @@ def test_no_schedule_exceeds_the_staleness_or_gets_stuck(first):
         staleness, _ = run(window, 30, refill, adversary(chance))
 
         assert set(staleness) <= set(range(limit + 1)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 500))
+def test_engines_that_fail_change_no_bound(first):
+    for seed in range(first, first + 500):
+        chance = random.Random(seed)
+        per_step, ahead = chance.randint(1, 6), chance.randint(0, 3)
+        limit = ahead + chance.randint(0, 4)
+        window = Window(per_step=per_step, steps_ahead=ahead, max_staleness=limit)
+
+        def refill(chance=chance, per_step=per_step):
+            return [chance.randint(1, per_step) for _ in range(chance.choice([0, 0, 1]))]
+
+        def lose(positions, chance=chance):
+            return [it for it in positions if chance.random() < 0.5] if chance.random() < 0.3 else []
+
+        staleness, _ = run(window, 30, refill, adversary(chance), lose)
+
+        assert set(staleness) <= set(range(limit + 1)), f"seed {seed}"
+
+
+def test_a_group_that_is_requested_again_gets_the_deadline_of_new_ones():
+    window = Window(per_step=2, steps_ahead=1, max_staleness=3)
+    window.add([0, 1, 2], step=1)
+
+    window.request_again([0, 2], step=3)
+
+    assert [(it.position, it.deadline_step) for it in window.pending] == [(1, 4), (0, 6), (2, 6)]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 3])

@@ -123,6 +123,9 @@ class ScheduleConfig:
     """Maximum number of steps between the weights that a step updates and those that generated any of its tokens."""
     in_flight_updates: bool = False
     """Send new weights while responses are generated; false: after the responses in flight are finished."""
+    max_engine_failures: int = 0
+    """Engines that may fail before the run ends, with in_flight_updates: the others generate their responses. The last
+    one may not."""
     record: bool = False
     """Write the samples of every step to steps/ in the run's directory."""
     replay: str = ""
@@ -137,6 +140,9 @@ class ScheduleConfig:
         require(ahead > 0 or not unused, "steps_ahead", expected, ahead, 1)
         fewest = f"schedule.steps_ahead={ahead} or more"
         require(self.max_staleness >= ahead, "max_staleness", fewest, self.max_staleness, ahead)
+        failures, expected = self.max_engine_failures, "0 or more, and 0 without in_flight_updates"
+        allowed = failures == 0 or (failures > 0 and self.in_flight_updates)
+        require(allowed, "max_engine_failures", expected, failures, 0)
         require(not (self.record and self.replay), "record", "false with schedule.replay", "true", "false")
 
 

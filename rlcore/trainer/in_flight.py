@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rlcore.controller.future import Future
 from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
-from rlcore.errors import ConfigError, DeadlineExceeded
+from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
 from rlcore.protocols.optional import UpdatesInFlight
 from rlcore.trainer.step import Step
 from rlcore.types import Sampling
@@ -43,40 +43,49 @@ class RequestGroups:
 
     def __init__(self, rollout: Group, sampling: Sampling, samples_per_prompt: int) -> None:
         self._rollout, self._sampling, self._samples_per_prompt = rollout, sampling, samples_per_prompt
-        self._num_open = [0] * rollout.dp_size
-        self._engine_of: dict[int, int] = {}
-        """Position of an open group -> its engine."""
+        self._open: dict[int, set[int]] = {rank: set() for rank in rollout.ranks}
+        """Rank of an engine -> positions of its open groups."""
+        self._num_again = 0
         self._poll: Future[tuple[Batch | None, list[Progress]]] | None = None
         self._has_failed = False
-        self._progress: Sequence[Progress] = ()
+        self._progress: dict[int, Progress] = {}
+        """Rank of an engine -> its progress at the last poll."""
+        self._stuck_s = dict.fromkeys(rollout.ranks, 0.0)
+        """Rank of an engine -> seconds of polls since it had no open group, or made progress."""
         self._measured = (0.0, 0.0)
 
     def request(self, prompts: Batch, step: Step) -> None:
         """Start to generate the groups of these prompts; the costs are noted in the step."""
-        engines = []
+        engines, ranks = [], self._rollout.ranks
         for position in prompts.fetch("group_id").tolist():
-            engine = self._num_open.index(min(self._num_open))
-            self._num_open[engine] += 1
-            self._engine_of[position] = engine
-            engines.append(engine)
+            rank = min(ranks, key=lambda rank: len(self._open[rank]))
+            self._open[rank].add(position)
+            engines.append(ranks.index(rank))
         request = self._rollout.recording(step).request_groups
         request(prompts.with_rows(engine=engines), self._sampling, self._samples_per_prompt)
 
-    def receive(self, interrupt: Callable[[], None], count: int) -> Batch:
+    def receive(self, interrupt: Callable[[], None], count: int) -> Sequence[Batch]:
         """Wait for about this number of groups, or for one that a poll returns, and return their samples.
 
+        Returns nothing if an engine has failed: `lost` has its groups.
+
         Raises:
-            DeadlineExceeded: no response has finished for `runtime.call_timeout_s`.
+            InfrastructureError: an engine failed and cannot be left out. It ended, raised this error, or had open groups
+                and made no progress for `runtime.call_timeout_s`.
         """
-        since = time.monotonic()
-        while True:
-            before = self._num_tokens
-            samples = self._next(interrupt, -(-count // len(self._num_open)), _POLL_S)
+        while self._open.keys() == set(self._rollout.ranks):
+            samples = self._next(interrupt, -(-count // len(self._open)), _POLL_S)
             if samples is not None:
-                return samples
-            if self._num_tokens > before:
-                since = time.monotonic()
-            self._check_time(since)
+                return [samples]
+            self._leave_out_stuck()
+        return []
+
+    def lost(self) -> Sequence[int]:
+        """Return the positions of the open groups of engines that have failed, each once."""
+        failed = self._open.keys() - set(self._rollout.ranks)
+        positions = sorted(position for rank in failed for position in self._open.pop(rank))
+        self._num_again += len(positions)
+        return positions
 
     def finished(self) -> Iterator[Batch]:
         """Yield the samples of groups that are finished, without waiting for others; nothing after an engine has failed."""
@@ -92,49 +101,54 @@ class RequestGroups:
         return iter(())
 
     def measure(self, step: Step, seconds: float) -> dict[str, float]:
-        """Return the shares of the time since the last call in which engines had no group, or loaded weights."""
-        idle, paused = (sum(getattr(it, name) for it in self._progress) for name in ("idle_s", "paused_s"))
+        """Return the shares of the time since the last call in which engines had no group, or loaded weights, and the
+        number of groups that were requested again."""
+        progress = self._progress.values()
+        idle, paused = (sum(getattr(it, name) for it in progress) for name in ("idle_s", "paused_s"))
         before, self._measured = self._measured, (idle, paused)
-        whole = seconds * len(self._num_open)
+        whole = seconds * len(self._rollout.ranks)
+        again, self._num_again = self._num_again, 0
         return {
             "schedule/engine_idle": (idle - before[0]) / whole,
             "schedule/engine_paused": (paused - before[1]) / whole,
+            "schedule/requested_again": float(again),
         }
-
-    @property
-    def _num_tokens(self) -> int:
-        return sum(it.num_tokens for it in self._progress)
 
     def _next(self, interrupt: Callable[[], None] | None, count: int, wait_s: float) -> Batch | None:
         """Return the result of the poll under way, or of a new one."""
+        start = time.monotonic()
         self._poll = self._poll or self._rollout.finished_groups.submit(count, wait_s)
         try:
-            samples, self._progress = self._poll.result(interrupt)
+            samples, progress = self._poll.result(interrupt)
         except Exception:
             self._has_failed = self._poll.done()  # otherwise `interrupt` has raised
             raise
         self._poll = None
+        for it in progress:
+            before = self._progress.get(it.rank)
+            is_stuck = bool(self._open[it.rank]) and before is not None and it.num_tokens == before.num_tokens
+            self._stuck_s[it.rank] = self._stuck_s[it.rank] + time.monotonic() - start if is_stuck else 0.0
+            self._progress[it.rank] = it
         if samples is not None:
-            for position in samples.fetch("group_id").tolist()[:: self._samples_per_prompt]:
-                self._num_open[self._engine_of.pop(position)] -= 1
+            arrived = set(samples.fetch("group_id").tolist())
+            for positions in self._open.values():
+                positions -= arrived
         return samples
 
-    def _check_time(self, since: float) -> None:
+    def _leave_out_stuck(self) -> None:
         runtime, pool = self._rollout.runtime, self._rollout.pool
         timeout_s = runtime.config.call_timeout_s
-        if time.monotonic() - since < timeout_s:
-            return
-        handles = [runtime.submit(pool, rank, "stack") for rank in range(len(self._rollout.meshes))]
-        stacks = [
-            f"stack of rank {rank} of pool '{pool}':\n{stack}"
-            for rank, stack in enumerate(runtime.wait(handles, "stack", timeout_s))
-        ]
-        raise DeadlineExceeded(
-            "\n".join(
-                [
-                    f"the engines finished none of {len(self._engine_of)} groups, and no response, within {timeout_s:g} s;",
-                    *stacks,
-                    f"Wait longer:  runtime.call_timeout_s={2 * timeout_s:g}",
-                ]
+        for rank in [rank for rank in self._rollout.ranks if self._stuck_s[rank] >= timeout_s]:
+            text = (
+                f"engine {rank} of pool '{pool}' finished none of {len(self._open[rank])} groups, and no response, within"
+                f" {timeout_s:g} s;\nstack of rank {rank} of pool '{pool}':\n{self._stack(rank)}"
             )
-        )
+            error = DeadlineExceeded(f"{text}\nWait longer:  runtime.call_timeout_s={2 * timeout_s:g}")
+            self._rollout.members.leave_out(rank, error)
+
+    def _stack(self, rank: int) -> str:
+        runtime = self._rollout.runtime
+        try:
+            return str(runtime.wait([runtime.submit(self._rollout.pool, rank, "stack")], "stack", _POLL_S)[0])
+        except InfrastructureError as error:
+            return f"(no stack: {type(error).__name__})"

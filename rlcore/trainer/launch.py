@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TextIO
@@ -28,6 +29,8 @@ from rlcore.trainer.run import Run, error_text
 from rlcore.trainer.sharing import DeviceSharing
 from rlcore.trainer.step import PromptSource, Step
 from rlcore.types import Sampling
+
+logger = logging.getLogger(__name__)
 
 
 def launch(plan: Plan, hooks: Hooks) -> Run:
@@ -120,6 +123,7 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
         per_prompt = config.sampling.samples_per_prompt
         prefetcher = Replay(config.schedule.replay, run.source, runtime.store, per_prompt, trained)
     elif run and config.schedule.steps_ahead:
+        _tolerate(config, groups, placement)
         prefetcher = Prefetcher(run.source, groups, sampling(config), config, lambda: run.signals.asked)
     sleeping = [groups[role] for role in engines if placement[role] == placement["rollout"]] if sharing else []
     return Roles(
@@ -135,6 +139,17 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
         prefetcher=prefetcher,
         on_scored=run.note_scored if run else None,
     )
+
+
+def _tolerate(config: Config, groups: Mapping[str, Group], placement: Mapping[str, str]) -> None:
+    """Let engines fail that have their pool to themselves, as their hosts end."""
+    limit, pool = config.schedule.max_engine_failures, placement["rollout"]
+    others = [role for role, placed in placement.items() if placed == pool and role != "rollout"]
+    if limit and not others:
+        groups["rollout"].members.tolerate(limit, keeper=placement["actor"])
+    elif limit and len(groups["rollout"].ranks) > 1:
+        text = "schedule.max_engine_failures=%d has no effect: pool '%s' of the engines has other roles (%s), which need its hosts"
+        logger.warning(text, limit, pool, ", ".join(others))
 
 
 def sampling(config: Config) -> Sampling:

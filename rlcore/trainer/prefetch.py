@@ -55,11 +55,15 @@ class RequestBatches:
         generate = self._rollout.recording(step).generate
         self._calls.append(generate.submit(prompts, self._sampling, self._samples_per_prompt))
 
-    def receive(self, interrupt: Callable[[], None], count: int) -> Batch:
+    def receive(self, interrupt: Callable[[], None], count: int) -> Sequence[Batch]:
         """Wait for the first batch and return its samples; `interrupt` is called while waiting, and may raise."""
         samples = self._calls[0].result(interrupt)
         self._calls.popleft()
-        return samples
+        return [samples]
+
+    def lost(self) -> Sequence[int]:
+        """Return nothing: an engine that fails ends the run."""
+        return ()
 
     def finished(self) -> Iterator[Batch]:
         """Yield the samples of groups that are finished, without waiting."""
@@ -122,12 +126,15 @@ class Prefetcher:
         """
         overdue: PendingGroup | None = None
         with _waiting(step):
+            self._request_again(step)
             self._request(count, step)
             while (chosen := self._window.choose(count, step.number)) is None:
                 missing = count - self._window.num_finished
                 if missing <= 0 and overdue is None:
                     overdue, since = self._window.first_open, time.perf_counter()
-                self._arrive(self._requests.receive(self._check_stop, max(1, missing)))
+                for samples in self._requests.receive(self._check_stop, max(1, missing)):
+                    self._arrive(samples)
+                self._request_again(step)
         if overdue is not None:
             waited_s = time.perf_counter() - since
             step.note("schedule/waited_for_last_s", waited_s, 1.0)
@@ -227,6 +234,12 @@ class Prefetcher:
             self._open |= {group.position: group for group in groups}
             self._requests.request(prompts, step)
             missing -= len(groups)
+
+    def _request_again(self, step: Step) -> None:
+        """Request the groups of engines that failed from the others, with the same seeds."""
+        if positions := self._requests.lost():
+            self._window.request_again(positions, step.number)
+            self._requests.request(self._source.at(positions), step)
 
     def _arrive(self, samples: Batch) -> None:
         """Give the samples to their groups; those of a group are adjacent."""

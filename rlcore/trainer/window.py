@@ -10,11 +10,14 @@ Pure: no clock, no engine, no samples of its own. With P groups per step, A step
 Taking in order lowers the place of every remaining group by at least P, and a new group is at place
 count + A · P - 1 or before. As A <= k, waiting for the first groups is always enough. It follows that no group is
 trained on after its deadline, none is dropped, and no wait lasts while all requested groups are finished.
+
+A group whose engine failed is requested again in a step m, like a new one: its deadline becomes m + k, and the others
+move to the front.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from rlcore.data.batch import Batch
@@ -61,6 +64,13 @@ class Window:
         new = [PendingGroup(position=it, deadline_step=step + self.max_staleness) for it in positions]
         self.pending += new
         return new
+
+    def request_again(self, positions: Collection[int], step: int) -> None:
+        """Give groups that are requested again in this step the deadline of new ones, which is later than their own."""
+        for group in self.pending:
+            if group.position in positions:
+                group.deadline_step = step + self.max_staleness
+        self.put_back(())
 
     def put_back(self, groups: Iterable[PendingGroup]) -> None:
         """Add groups that a checkpoint contains."""

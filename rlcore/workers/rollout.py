@@ -108,7 +108,7 @@ class RolloutWorker(Worker):
             Exception: an error of the engine or an environment. All requested groups of this engine are aborted.
         """
         groups = self._stream.finished(count, wait_s)
-        return Batch.cat(groups) if groups else None, [self._stream.progress(self._num_tokens)]
+        return Batch.cat(groups) if groups else None, [self._stream.progress(self.context.rank, self._num_tokens)]
 
     async def draw(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
         """Return the samples of `generate`. Draws of single groups overlap, and weights are loaded between their steps."""

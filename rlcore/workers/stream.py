@@ -30,6 +30,8 @@ _CLOSE_S = 3.0
 class Progress:
     """Counters of an engine since its worker was created."""
 
+    rank: int
+    """Rank of the engine."""
     num_tokens: int
     """Tokens generated; those of finished responses if the engine has no `CountsTokens`."""
     idle_s: float
@@ -127,10 +129,10 @@ class Stream(Generic[T]):
 
         self.between_steps(timed)
 
-    def progress(self, num_tokens: int) -> Progress:
+    def progress(self, rank: int, num_tokens: int) -> Progress:
         """Return the progress up to now."""
         with self._changed:
-            return Progress(num_tokens, self._idle(), self.paused_s)
+            return Progress(rank, num_tokens, self._idle(), self.paused_s)
 
     def cancel(self) -> None:
         """Abort all groups and forget them."""
