@@ -159,12 +159,12 @@ def test_engines_that_hang_are_left_out(tmp_path, cluster, caplog):
     """The engine of one host generates nothing more, and the process of another one is stopped."""
     stops = ("pools.rollout.devices_per_node=3", f"plugins.hooks=['{__file__}:Stops']")
     hangs = (f"rollout={__file__}:LastFails", "rollout.fault=hang", "rollout.fault_after=10")
-    lines = run_with(tmp_path, *cluster, *stops, *hangs, "runtime.call_timeout_s=8")
+    lines = run_with(tmp_path, *cluster, *stops, *hangs, "eval.every_steps=0", "runtime.call_timeout_s=10")
 
     assert sum(num_again(lines)) > 0
     reasons = {it.split()[1]: it.partition("remain: ")[2] for it in failures(caplog)}
     assert reasons.keys() == {"1", "2"}
-    assert "did not finish within 8 s" in reasons["1"]
+    assert "did not finish within 10 s" in reasons["1"]
     assert "engine 2 of pool 'rollout' finished none of" in reasons["2"]
     assert not Stops.is_alive(), "the stopped process is left behind"
 

@@ -61,8 +61,8 @@ class Members:
                 replies[rank] = self._kept(rank, self._wait([handle], what, interrupt)[0], what)
             except InfrastructureError as error:
                 failures[rank] = error
-        for rank, error in failures.items():
-            self.leave_out(rank, error)
+        for rank, failure in failures.items():
+            self.leave_out(rank, failure)
         return replies
 
     def leave_out(self, rank: int, error: InfrastructureError) -> None:
