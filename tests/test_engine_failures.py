@@ -11,9 +11,11 @@ from rlcore_tests.runs import metrics, small_run
 from rlcore import hookimpl
 from rlcore.cli.train import run as train
 from rlcore.controller.group import spawn
-from rlcore.errors import InfrastructureError, SampleError
+from rlcore.data.batch import Batch
+from rlcore.errors import HostDied, InfrastructureError, SampleError
 from rlcore.rollouts.hf import HFRollout
 from rlcore.testing.fakes import FakeRollout
+from rlcore.testing.waiting import wait_until
 from tests.test_async import check_whole
 from tests.workers import Echo
 
@@ -92,7 +94,9 @@ class Ends:
 
     @hookimpl
     def rlcore_run_start(self, run):
-        self.pids = spawn(Echo, run.runtime, role="echo", pool="rollout").pid()
+        echo = spawn(Echo, run.runtime, role="echo", pool="rollout")
+        self.pids = echo.pid()
+        self.column = echo.echo(Batch.of(lengths=[1] * len(self.pids), tokens={"input_ids": [0] * len(self.pids)}))
 
     @hookimpl
     def rlcore_step_start(self, run, step):
@@ -105,6 +109,16 @@ class Ends:
     def _end(self, phase, step):
         if (phase, step) == (self.phase, 3):
             os.kill(self.pids[1], self.number)
+            if self.number == signal.SIGKILL:
+                wait_until(self._has_lost_columns)
+
+    def _has_lost_columns(self):
+        """Return whether Ray has noticed that the owner of a column is gone, which takes a few seconds."""
+        try:
+            self.column.fetch("input_ids")
+        except HostDied:
+            return True
+        return False
 
 
 class EndsBeforeTheUpdate(Ends):
@@ -187,9 +201,8 @@ def test_an_engine_that_cannot_load_the_weights_is_left_out(tmp_path, caplog):
 
 
 def test_an_evaluation_goes_on_without_the_engine_that_failed(tmp_path, caplog):
-    more = "eval.every_steps=1"
-    run_with(tmp_path / "whole", *more, "rollout=fake")
-    lines = run_with(tmp_path / "failed", *more, f"rollout={__file__}:OneCannotEvaluate")
+    run_with(tmp_path / "whole", "eval.every_steps=1", "rollout=fake")
+    lines = run_with(tmp_path / "failed", "eval.every_steps=1", f"rollout={__file__}:OneCannotEvaluate")
 
     assert len(failures(caplog)) == 1
     assert [it["eval/reward"] for it in lines] == [it["eval/reward"] for it in metrics(tmp_path / "whole")[1:]]

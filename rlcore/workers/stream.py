@@ -193,6 +193,7 @@ class Stream(Generic[T]):
         return len(done) >= min(count, len(self._groups)) or any(_has_failed(group) for group in done)
 
     def _note(self, group: object) -> None:
+        _has_failed(group)  # reads the error; otherwise asyncio prints those of groups that nobody asks for
         with self._changed:
             if all(group.done() for group in self._groups):
                 self._idle_since = time.monotonic()
