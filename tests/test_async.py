@@ -132,9 +132,14 @@ def length(num_tokens):
 
 
 class Counts(HFRollout):
-    """An engine that writes the length of each response to the file of the environment variable."""
+    """An engine that writes the length of each response to the file of the environment variable, and delays some."""
+
+    num_groups = 0
 
     async def generate(self, requests):
+        self.num_groups += 1
+        for _ in range(60 if self.num_groups % 8 == 2 else 0):
+            await asyncio.sleep(0)  # a step of the responses of other groups
         async for sample in super().generate(requests):
             with open(os.environ["RLCORE_TEST_LENGTHS"], "a") as file:
                 file.write(f"{len(sample.token_ids)}\n")
@@ -217,6 +222,7 @@ def test_every_response_that_is_generated_is_trained_on(tmp_path, monkeypatch):
     lines = [json.loads(line) for line in (tmp_path / "r" / "samples.jsonl").read_text().splitlines()]
     assert sorted(line["reward"] for line in lines) == sorted(generated)
     assert len(set(generated)) > 2, "all responses have the same length"
+    assert max(line["schedule/overtaken"] for line in metrics(tmp_path)[1:]) > 0
 
 
 def test_a_version_beyond_the_bound_ends_the_run(tmp_path):
@@ -291,7 +297,9 @@ def test_after_a_reward_that_fails_the_run_resumes(tmp_path, monkeypatch):
     with pytest.raises(RlcoreError, match="this one cannot be scored"):
         train(settings, dry_run=False)
     stopped = metrics(tmp_path)[-1]["step"]
-    assert 0 < stopped < 6
+    (checkpoint,) = (tmp_path / "r" / "checkpoints").iterdir()
+    assert (checkpoint / "queue").is_dir()
+    assert checkpoint.name == f"step_{stopped:06d}" != "step_000006"
 
     monkeypatch.delenv("RLCORE_TEST_STOP")
     train(settings, dry_run=False)
@@ -374,9 +382,9 @@ def calls_of(directory, monkeypatch, *settings):
 
 
 def test_a_schedule_adds_at_most_two_calls_for_each_engine_and_step(tmp_path, monkeypatch):
-    engines = "pools.rollout.devices_per_node=2"
+    engines = ("pools.rollout.devices_per_node=2", "rollout.max_batch_size=4")
     sync, pipelined, ahead = (
-        calls_of(tmp_path / name, monkeypatch, f"schedule={name}", engines) for name in ("sync", "pipelined", "async")
+        calls_of(tmp_path / name, monkeypatch, f"schedule={name}", *engines) for name in ("sync", "pipelined", "async")
     )
 
     assert sync == pipelined == {"generate": 2 * 6}

@@ -282,6 +282,15 @@ def test_an_engine_with_a_logprob_gap_is_reported_once(caplog):
     assert record.getMessage().startswith("step 7: log-probs of 'actor' and its engine differ by 0.051 nats")
 
 
+def test_without_steps_ahead_an_engine_that_reports_old_versions_is_checked():
+    run, gaps = run_with(["actor"], max_logprob_gap=0.1), {"actor/policy_gap": 0.2}
+
+    with pytest.raises(NumericalError, match=r"the log-probs of 'actor' and its engine differ by 0\.2 on"):
+        _compare_log_probs(run, gaps)
+    run.config.schedule = ScheduleConfig(steps_ahead=1, max_staleness=1)
+    _compare_log_probs(run, gaps)
+
+
 def test_the_gap_of_every_trained_role_is_checked():
     gaps = {"actor/rollout_logprob_gap": 0.01, "opponent/rollout_logprob_gap": math.nan}
 

@@ -189,7 +189,8 @@ def _compare_log_probs(run: Run, metrics: Mapping[str, float]) -> None:
         return
     warn, limit = run.config.trainer.warn_logprob_gap, run.config.trainer.max_logprob_gap
     for role in run.roles.trained:
-        gap = metrics.get(f"{role}/rollout_logprob_gap", 0.0)
+        stale = 0.0 if run.config.schedule.steps_ahead else metrics.get(f"{role}/policy_gap", 0.0)
+        gap = metrics.get(f"{role}/rollout_logprob_gap", stale)  # absent if the engine reports old versions
         if limit and not gap <= limit:
             more = f", or allow more:  trainer.max_logprob_gap={2 * gap:.2g}" if math.isfinite(gap) else ""
             raise NumericalError(
