@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rlcore.version import __version__
 
 if TYPE_CHECKING:
+    from rlcore.api.evaluate import evaluate as evaluate
+    from rlcore.api.rollout import rollout as rollout
+    from rlcore.api.run import launch as launch
+    from rlcore.api.run import plan as plan
+    from rlcore.api.run import train as train
     from rlcore.controller.dispatch import dispatch as dispatch
     from rlcore.data.batch import Batch as Batch
     from rlcore.hooks import hookimpl as hookimpl
@@ -42,8 +47,13 @@ _HOMES = {
     "batched": "rlcore.protocols.reward",
     "catalog": "rlcore.registry.catalog",
     "dispatch": "rlcore.controller.dispatch",
+    "evaluate": "rlcore.api.evaluate",
     "hookimpl": "rlcore.hooks",
+    "launch": "rlcore.api.run",
+    "plan": "rlcore.api.run",
     "resolve": "rlcore.registry.resolve",
+    "rollout": "rlcore.api.rollout",
+    "train": "rlcore.api.run",
 }
 
 __all__ = [*_HOMES, "__version__"]

@@ -46,6 +46,9 @@ STABLE: Mapping[str, str] = {
 """Module -> names."""
 
 PROVISIONAL: Mapping[str, str] = {
+    "rlcore": "evaluate launch plan rollout train",
+    "rlcore.api.run": "LiveRun PlannedRun Result check_devices is_writable",
+    "rlcore.api.evaluate": "Evaluation",
     # algorithms
     "rlcore.protocols.algorithm": "EvalConfig",
     "rlcore.algorithms.advantages": "gae group_mean group_normalized group_size group_variance",
@@ -117,7 +120,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.config.compose": "PLUGIN_SECTIONS REQUIRED compose conf_directories presets",
     "rlcore.cli": "make_parser",
     "rlcore.cli.list_plugins": "Row list_plugins",
-    "rlcore.cli.train": "check_devices is_writable plan_run",
+    "rlcore.cli.train": "plan_run",
     "rlcore.controller.make": "make_runtime",
     "rlcore.controller.network": "address_of address_toward interface_of",
     "rlcore.controller.pool": "PoolConfig RuntimeConfig available_cores",

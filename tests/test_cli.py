@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.api.run import _new_name
 from rlcore.cli import COMMANDS, main
-from rlcore.cli.train import _new_name
 from rlcore.config.compose import compose
 from rlcore.config.schema import Config
 from rlcore.errors import UserError

@@ -134,7 +134,7 @@ def test_an_empty_model_path_is_refused_by_its_name(tmp_path, capsys):
 
 
 def test_a_run_is_named_after_the_class_of_an_algorithm_in_a_file(tmp_path):
-    from rlcore.cli.train import _new_name
+    from rlcore.api.run import _new_name
 
     config = compose([f"algorithm={tmp_path}/mine.py:Mine"], complete=False).config
     long = compose([], complete=False).config

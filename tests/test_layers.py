@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "trainer": "types protocols data registry hooks controller config models rewards workers errors",
     "quickstart": "errors",
     "surface": "",
-    "cli": "types protocols data registry hooks controller config models rewards workers trainer quickstart version errors",
+    "api": "types protocols data registry hooks controller config models trainer quickstart errors",
+    "cli": "api types protocols data registry hooks controller config models rewards workers trainer quickstart version errors",
     "testing": "types protocols data registry hooks controller models rewards workers kits quickstart errors",
 }
 """Package -> packages of rlcore that it may import when it runs; imports for type checkers are free.

@@ -357,7 +357,7 @@ def test_two_runs_never_share_a_directory(tmp_path):
 
 
 def test_unnamed_runs_that_start_at_the_same_time_get_separate_directories(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlcore.cli.train._new_name", lambda config, overrides: "same")
+    monkeypatch.setattr("rlcore.api.run._new_name", lambda config, overrides: "same")
     for _ in range(2):
         train(small_run(tmp_path, "run.name=", steps=1), dry_run=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same-2"]

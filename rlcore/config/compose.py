@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, get_origin
+from typing import Any, Final, Literal, TypeAlias, get_origin
 
 from rlcore.config.aliases import MOST_VALUES, num_values
 from rlcore.config.build import build, flatten, to_plain, type_of
@@ -21,6 +21,8 @@ from rlcore.config.schema import Config
 from rlcore.data.text import unencodable
 from rlcore.errors import ConfigError, did_you_mean, nearest
 
+Override: TypeAlias = str | tuple[str, Any]
+"""A text `key=value`, or a key and a value; a value that is text is read as if it were typed."""
 PLUGIN_SECTIONS: Final = ("backend", "rollout", "algorithm", "environment")
 """Sections with a plugin's name and its own settings."""
 REQUIRED: Final = "<required>"
@@ -57,17 +59,17 @@ class Composed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Typed:
-    """One `key=value` of the command line."""
+    """One `key=value` of the command line, or of Python, where the value need not be text."""
 
     text: str
     key: str
-    value: str
+    value: Any
 
 
 def compose(
-    overrides: Sequence[str], *, complete: bool = True, base: Mapping[str, Any] | None = None, origin: str = ""
+    overrides: Sequence[Override], *, complete: bool = True, base: Mapping[str, Any] | None = None, origin: str = ""
 ) -> Composed:
-    """Compose the config of a run from `key=value` texts.
+    """Compose the config of a run.
 
     Args:
         complete: False puts `REQUIRED` in place of a missing required setting, for inspecting a config.
@@ -95,7 +97,9 @@ def compose(
     _drop_missing(stack.plain)
     config = build(Config, _resolved(stack.plain))
     providers = {field.name: ", ".join(stack.providers.get(field.name, ())) or "defaults" for field in fields(Config)}
-    return Composed(config=config, plain=to_plain(config), providers=providers, overrides=tuple(overrides))
+    return Composed(
+        config=config, plain=to_plain(config), providers=providers, overrides=tuple(item.text for item in typed)
+    )
 
 
 def _drop_missing(plain: Mapping[str, Any]) -> None:
@@ -205,12 +209,13 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _read(overrides: Sequence[str]) -> list[_Typed]:
+def _read(overrides: Sequence[Override]) -> list[_Typed]:
     """Split into key and value; refuse unknown and repeated keys before any file is read."""
     first: dict[str, str] = {}
     typed = []
-    for text in overrides:
-        key, equals, value = text.lstrip("+").partition("=")
+    for given in overrides:
+        text = given if isinstance(given, str) else f"{given[0]}={given[1]}"
+        key, equals, value = text.lstrip("+").partition("=") if text is given else (given[0], "=", given[1])
         if not equals or not key or text.startswith("~"):
             raise ConfigError(f"'{text}' is not key=value\nType  {key.lstrip('~') or 'key'}=VALUE")
         _check_key(key)
@@ -239,6 +244,8 @@ def _defaults() -> Config:
 
 def _value(item: _Typed) -> Any:
     """Return the value: text settings as typed, everything else parsed."""
+    if not isinstance(item.value, str):
+        return to_plain(item.value)
     kind = type_of(Config, item.key)
     if (kind is str or get_origin(kind) is Literal) and item.value[:1] not in ("'", '"'):
         return item.value
@@ -267,7 +274,9 @@ def _parse(item: _Typed) -> Any:
 def _put_group(stack: _Stack, item: _Typed) -> None:
     """Apply the choice of a group: literal values, a YAML file or a plugin's name."""
     group, text = item.key, item.value
-    if text[:1] in ("[", "{", "'", '"') or (group != "preset" and "," in text):
+    if not isinstance(text, str):
+        stack.put({group: to_plain(text)}, "command line")
+    elif text[:1] in ("[", "{", "'", '"') or (group != "preset" and "," in text):
         stack.put({group: _parse(item)}, "command line")
     elif group == "preset" and text.endswith((".yaml", ".yml")):
         stack.put(_load(Path(text), Path(text).stem, Path(text).absolute().parent, item), f"preset={text}")

@@ -32,7 +32,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """A reward as plain data, for import in a child process. Example: RewardSpec("short", "my_rewards:short")"""
+    """A reward as data for a child process, which imports it. Example: RewardSpec("short", "my_rewards:short")"""
 
     name: str
     """Name in metrics and messages; unique in the run."""
@@ -41,6 +41,8 @@ class RewardSpec:
     options: Mapping[str, object] = field(default_factory=dict)
     weight: float = 1.0
     relative: Relative = "no"
+    function: Any = None
+    """A reward that was given as a Python object: pickled for other processes of this run, or itself in one process."""
 
 
 class Reward(Protocol):

@@ -2,10 +2,11 @@
 
 from rlcore.registry.catalog import KINDS, Catalog, Entry, PluginSpec, catalog, refresh
 from rlcore.registry.protocol_check import misspellings
-from rlcore.registry.resolve import Resolved, load, resolve
+from rlcore.registry.resolve import PYTHON, Resolved, load, resolve
 
 __all__ = [
     "KINDS",
+    "PYTHON",
     "Catalog",
     "Entry",
     "PluginSpec",

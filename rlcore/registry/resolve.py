@@ -27,6 +27,9 @@ from rlcore.registry.guard import import_guard
 from rlcore.registry.protocol_check import misses
 from rlcore.registry.versions import installed_version
 
+PYTHON = "python:"
+"""Prefix of the names of Python objects in settings: only the program that has them can use them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resolved(PluginSpec):
@@ -99,6 +102,11 @@ def _entry(kind: str, ref: str, plugins: Catalog) -> Entry:
 def _project_code(kind: str, ref: str) -> PluginSpec:
     """Return the specification of project code, given by module or file."""
     place, _, attribute = ref.rpartition(":")
+    if ref.startswith(PYTHON):
+        raise errors.PluginNotFound(
+            f"{kind} '{attribute}' was an object of a Python program, and it is not given now\n"
+            f"Pass it to rlcore.train, evaluate or rollout, or choose one by name:  {errors.option(kind, 'file.py:NAME')}"
+        )
     if place.endswith(".py"):
         path = Path(place).expanduser().absolute()
         if not path.is_file():

@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 import os
+import pickle
 import select
 import signal
 import sys
@@ -37,8 +38,8 @@ Emit: TypeAlias = Callable[[int, int, RewardPart], None]
 
 def build_reward(spec: RewardSpec) -> RewardFunction:
     """Import a reward and apply its options; raise a UserError that names the reward if this fails."""
-    found = resolve("reward", spec.target).object
     try:
+        found = _given(spec.function) if spec.function else resolve("reward", spec.target).object
         reward = _make(spec, found) if inspect.isclass(found) else _bind(spec, found)
         read_signature(reward)
     except UserError:
@@ -48,6 +49,11 @@ def build_reward(spec: RewardSpec) -> RewardFunction:
             f"reward {spec.name!r} ({spec.target}) cannot be created: {_describe(error)}\nCorrect it, or its options."
         ) from error
     return reward
+
+
+def _given(function: Any) -> Any:
+    """Return a reward that was given as an object of the program that started this run."""
+    return pickle.loads(function) if isinstance(function, bytes) else function
 
 
 def _make(spec: RewardSpec, cls: type) -> RewardFunction:

@@ -72,6 +72,8 @@ def _counted(plan: Plan) -> str:
 
 def _arithmetic(plan: Plan) -> list[str]:
     config = plan.config
+    if "actor" not in plan.workers:  # nothing is trained
+        return []
     each = len(plan.demonstrations) or config.sampling.samples_per_prompt
     rows = config.trainer.prompts_per_step * each
     dp_size = plan.workers["actor"].object.data_parallel(plan, "actor", _facts(plan, "actor"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,22 +25,33 @@ logger = logging.getLogger(__name__)
 
 def train(run: Run) -> None:
     """Train until the configured step or a signal to stop, and write a checkpoint at the end."""
+    for _ in steps(run):
+        pass
+
+
+def steps(run: Run) -> Iterator[dict[str, float]]:
+    """Train like `train`, and yield the metrics of each step; if the iterator is closed, the run ends as with a signal."""
     error: BaseException | None = None
     current: Step | None = None
+    between = False
     try:
         run.signals.in_steps = True
         run.hooks.run_start(run=run)
         if run.counters.step == 0:
             run.log(0, _evaluate(run))
-        while run.counters.step < run.config.trainer.steps and not run.signals.asked:
-            current = run.next_step()
-            with suppress(StepAbandoned):  # only after a signal
-                step(run, current)
+        with suppress(GeneratorExit):
+            while run.counters.step < run.config.trainer.steps and not run.signals.asked:
+                current = run.next_step()
+                with suppress(StepAbandoned):  # only after a signal
+                    metrics = step(run, current)
+                    between = True
+                    yield metrics
+                    between = False
         save(run)
         complete(run)
     except BaseException as raised:
         error = raised
-        _complete_after(run, current, raised)
+        _complete_after(run, between or (current is not None and current.collecting), raised)
         raise
     finally:
         run.signals.in_steps = False
@@ -116,13 +127,12 @@ def complete(run: Run) -> None:
     run.hooks.checkpoint_saved(run=run, step=checkpoint.step, path=checkpoint.path, calls=run.saving.calls)
 
 
-def _complete_after(run: Run, current: Step | None, error: BaseException) -> None:
+def _complete_after(run: Run, nothing_changed: bool, error: BaseException) -> None:
     """Save what earlier steps learned before re-raising, unless the hosts that would write it may be dead."""
     if not isinstance(error, Exception) or isinstance(error, InfrastructureError):
         return
     try:
         lost_tracker = isinstance(error, TrackerError)  # raised before or after a step, never during an update
-        nothing_changed = current is not None and current.collecting
         if (nothing_changed or lost_tracker) and run.counters.step:
             save(run)
         complete(run)

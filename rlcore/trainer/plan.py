@@ -11,10 +11,11 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from rlcore.config.build import build, build_plugin
-from rlcore.config.schema import Choice, Config, RewardItem
+from rlcore.config.build import build_plugin
+from rlcore.config.schema import Choice, Config
 from rlcore.data.columns import STANDARD_COLUMNS
 from rlcore.data.loader import PromptLoader
 from rlcore.errors import ConfigError, did_you_mean
@@ -25,11 +26,11 @@ from rlcore.protocols.optional import ComparesSamples, CorrectsStaleness, Evalua
 from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved, misspellings, resolve
 from rlcore.rewards.runner import build_reward
-from rlcore.rewards.signature import RewardFunction, check_columns, required_columns
 from rlcore.trainer.checkpoint import Checkpoint, newest
 from rlcore.trainer.in_flight import check_engine
 from rlcore.trainer.prompts import Prompts, check_demonstrations, load_prompts
 from rlcore.trainer.recording import check_recording
+from rlcore.trainer.reward_plan import check_objects, check_rewards, reward_specs
 from rlcore.trainer.role_plan import plan_models, plan_roles, without
 from rlcore.trainer.sharing import sharing_roles
 
@@ -84,8 +85,11 @@ class Plan:
         return {resolved.package: resolved.version for resolved in chosen if resolved.package}
 
 
-def make_plan(config: Config, directory: Path) -> Plan:
+def make_plan(config: Config, directory: Path, objects: Mapping[str, Any] = MappingProxyType({})) -> Plan:
     """Resolve and check everything, without starting or writing anything.
+
+    Args:
+        objects: name in the config, `python:NAME` -> reward that is given as a Python object.
 
     Raises:
         UserError: for anything that the user can fix, with what to type.
@@ -95,7 +99,7 @@ def make_plan(config: Config, directory: Path) -> Plan:
     roles, workers = plan_roles(config, instance)
     placement = place(config, roles)
     environment = choose_environment(config, workers)
-    rewards = reward_specs(config) if "reward" in workers else ()
+    rewards = reward_specs(config, objects) if "reward" in workers else ()
     columns = tuple(instance.demonstrations) if isinstance(instance, LearnsFromTexts) else ()
     demonstrations = columns if "rollout" in without(instance) else ()
     writes = instance.writes()
@@ -103,11 +107,17 @@ def make_plan(config: Config, directory: Path) -> Plan:
     eval_prompts = load_prompts(config, config.data.eval, writes, columns) if config.data.eval else None
     made = {spec.name: build_reward(spec) for spec in rewards}
     for data in filter(None, (prompts, eval_prompts)):
-        _check_rewards(made, data, [*workers, *(["environment"] if environment else [])])
+        check_rewards(made, data, [*workers, *(["environment"] if environment else [])])
         if data is prompts or isinstance(instance, Evaluates):
             check_demonstrations(config.algorithm.name, columns, data)
         _check_lengths(config, data)
     _check_columns(config, instance, workers, prompts)
+    if config.trainer.prompts_per_step > len(prompts.batch):
+        logger.warning(
+            "trainer.prompts_per_step=%d is more than the %d prompts of %s, so each step repeats some; type  %s",
+            *(config.trainer.prompts_per_step, len(prompts.batch), prompts.name),
+            f"trainer.prompts_per_step={len(prompts.batch)}",
+        )
     few = config.sampling.samples_per_prompt == 1
     compares = isinstance(instance, ComparesSamples) and instance.compares_samples
     if compares and (few or config.sampling.temperature == 0):
@@ -245,41 +255,6 @@ def place(config: Config, roles: Mapping[str, RoleSpec]) -> dict[str, str]:
     return placement
 
 
-def reward_specs(config: Config) -> tuple[RewardSpec, ...]:
-    """Return the resolved rewards of a run."""
-    given = [("environment", config.environment.name), ("model", config.reward.model)]
-    items = config.reward.items or tuple(RewardItem(name=name) for name, chosen in given if chosen)
-    if not items:
-        raise ConfigError(
-            "no reward is chosen.\nType  reward=exact_match  or  reward=my_rewards.py:score   (rlcore list-plugins --kind reward)"
-        )
-    specs: list[RewardSpec] = []
-    for index, item in enumerate(items):
-        resolved = resolve("reward", item.name)
-        kind: Any = getattr(resolved.object, "Config", None)
-        if kind is not None:  # unknown names get a better error when the reward is created
-            known = {name: value for name, value in item.options.items() if name in kind.__dataclass_fields__}
-            build(kind, known, f"reward.items[{index}]")
-        earlier = sum(spec.name.partition("#")[0] == resolved.name for spec in specs)
-        name = f"{resolved.name}#{earlier + 1}" if earlier else resolved.name
-        specs.append(RewardSpec(name, resolved.target, dict(item.options), item.weight, item.relative))
-    return tuple(specs)
-
-
-def _check_rewards(rewards: Mapping[str, RewardFunction], data: Prompts, writers: Collection[str]) -> None:
-    """Check that the dataset, the environment or the reward model provides every column that a reward needs."""
-    columns = [name for name in data.batch.columns if name not in ("input_ids", "prompt_id")]
-    given = {"environment", "reward_model"}.intersection(writers)
-    columns += [column.name for column in STANDARD_COLUMNS if column.written_by in given]
-    asked = {name for reward in rewards.values() for name in required_columns(reward)}
-    if "reward_model" in given and "model_score" not in asked:
-        raise ConfigError(
-            "reward.model is set, but no reward uses its score\nType  reward=model  or  reward=[model,OTHER]"
-        )
-    for name, reward in rewards.items():
-        check_columns(name, reward, columns, data.name)
-
-
 def _check_lengths(config: Config, data: Prompts) -> None:
     """Check that every prompt leaves room for a response in the model's context."""
     longest, room = int(data.batch.lengths.max()), ModelSize.read(check_directory(config.model.path)).context_length
@@ -382,5 +357,6 @@ def _find_checkpoint(
             f"{'Use these settings' if same else f'Type  algorithm={before}'}   or start a new run:  run.name=NAME"
         )
     if latest is not None:
+        check_objects(latest, config)
         loader.load_state_dict(latest.state["loader"])
     return latest

@@ -12,13 +12,21 @@ from rlcore.registry.known import known_names
 from rlcore.trainer.run import Run, error_text
 
 
-def summarize(run: Run, overrides: Sequence[str], error: BaseException | None) -> dict[str, Any]:
-    """Return the summary of a run for `rlcore.trackers.console`, without unknown values."""
+def summarize(run: Run, overrides: Sequence[str] | None, error: BaseException | None) -> dict[str, Any]:
+    """Return the summary of a run for `rlcore.trackers.console`, without unknown values.
+
+    Args:
+        overrides: what was typed after `rlcore train`; None: called from Python.
+    """
     counters = run.counters
     latest = run.checkpoints.latest()
     directory = _short(run.directory)
     verb, target = ("eval", "--samples samples.jsonl") if run.config.data.eval else ("export", "my-model")
-    typed = " ".join(shlex.quote(item) for item in overrides if not item.startswith(("run.name=", "run.resume=")))
+    if overrides is None:
+        again = f'rlcore.train(…, settings={{…, "run.name": "{run.directory.name}"}})'
+    else:
+        typed = " ".join(shlex.quote(item) for item in overrides if not item.startswith(("run.name=", "run.resume=")))
+        again = f"rlcore train {typed} run.name={run.directory.name}"
     summary: dict[str, Any] = {
         "steps": counters.step,
         "total_steps": run.config.trainer.steps,
@@ -37,7 +45,7 @@ def summarize(run: Run, overrides: Sequence[str], error: BaseException | None) -
             if (run.directory / f"{name}.jsonl").exists()
         },
         "checkpoint": str(_short(latest.path)) if latest else None,
-        "resume_command": f"rlcore train {typed} run.name={run.directory.name}" if latest else None,
+        "resume_command": again if latest else None,
         "next_command": f"rlcore {verb} {shlex.quote(str(directory))} {target}" if latest else None,
         "report_command": "\n".join(_to_report(directory)),
     }

@@ -99,7 +99,7 @@ def _devices(_: str) -> str:
 
 def _disk(output: str) -> str:
     """Check that the directory of runs has space for checkpoints."""
-    from rlcore.cli.train import is_writable
+    from rlcore.api.run import is_writable
 
     folder = Path(output).absolute()
     if not is_writable(folder):

@@ -87,7 +87,8 @@ def _reward(config: Config) -> str:
 
 def _plan(settings: Sequence[str]) -> str:
     """Run the checks of `rlcore train --dry-run`, including that the run fits this machine."""
-    from rlcore.cli.train import check_devices, plan_run
+    from rlcore.api.run import check_devices
+    from rlcore.cli.train import plan_run
 
     plan, _ = plan_run(settings)
     check_devices(plan)
