@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from rlcore_tests.runs import metrics
@@ -407,3 +408,35 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, name):
         assert said[-2:] == ["interrupted True ['step_000002']", "the script goes on"]
     else:
         assert "the script goes on" not in said
+
+
+class ZMQInteractiveShell:
+    """A stand-in for the shell of a notebook, by which rich recognizes one."""
+
+    config: ClassVar = {}
+
+
+def test_the_example_script_runs(tmp_path):
+    script = ROOT / "examples" / "python_api.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "step 3: reward" in done.stdout
+
+
+def test_the_example_notebook_runs_cell_by_cell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())["cells"]
+    names = {"__name__": "__main__"}
+
+    async def run_cells():  # as a kernel does
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), names)
+
+    asyncio.run(run_cells())
+
+    assert len(names["rewards"]) == len(names["result"].metrics) - 1 == 3
+    assert "step 3/3" in capsys.readouterr().out
+    assert len(list((tmp_path / "outputs").iterdir())) == 2

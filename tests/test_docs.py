@@ -23,7 +23,7 @@ pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench: 
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("writing-*.md"))
+PAGES = [*sorted(DOCS.glob("writing-*.md")), DOCS / "python.md"]
 BLOCK = re.compile(r"(?:<!-- (file|part): (\S+) -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
 

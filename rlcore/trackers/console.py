@@ -33,7 +33,7 @@ class ConsoleTracker:
     Config = ConsoleConfig
 
     def __init__(self, config: ConsoleConfig, run: RunInfo, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(highlight=False, force_jupyter=False)
         self._state = State(run.name, run.total_steps, run.shows)
         self._every = max(1, run.total_steps // _MAX_LINES)
         wants_live = config.live and self._console.is_terminal and not self._console.is_dumb_terminal
