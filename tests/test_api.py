@@ -348,7 +348,6 @@ def test_a_loaded_model_is_evaluated_like_its_directory():
 
 
 def test_samples_are_recorded_and_trained_on(tmp_path):
-    given = small(tmp_path)
     recorded = rlcore.rollout(
         locate("quickstart:model"),
         tmp_path / "samples",
@@ -357,10 +356,10 @@ def test_samples_are_recorded_and_trained_on(tmp_path):
         runtime="local",
         settings={"trainer.steps": 2, "trainer.prompts_per_step": 8, "sampling.samples_per_prompt": 4},
     )
-    assert len(list((recorded.directory / "steps").iterdir())) == 2
+    assert len(list((recorded.directory / "steps").glob("0*"))) == 2
 
     result = rlcore.train(**small(tmp_path, schedule__replay=str(recorded.directory)))
-    assert len(result.metrics) == len(given["data"]) // 20 + 1
+    assert len(result.metrics) == 3
 
 
 def test_a_run_works_in_a_thread_and_in_an_event_loop(tmp_path):
@@ -388,7 +387,8 @@ class Stop:
 
 try:
     rlcore.train(runtime="local", callbacks=[Stop()],
-                 settings={"preset": "quickstart", "run.directory": DIRECTORY, "run.name": "r"})
+                 settings={"preset": "quickstart", "trainer.prompts_per_step": 8, "sampling.samples_per_prompt": 4,
+                           "eval.max_prompts": 8, "plugins.hooks": [], "run.directory": DIRECTORY, "run.name": "r"})
 except KeyboardInterrupt:
     handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     print("interrupted", handler, os.listdir(DIRECTORY + "/r/checkpoints"))

@@ -58,7 +58,9 @@ class Inputs:
         created: list[Path] = []
         try:
             paths = {key: self._write(key, directory / PREFIX / _FILES[key], created) for key in self.written}
-            data = {key.partition(".")[2]: path for key, path in paths.items() if key.startswith("data.")}
+            data: dict[str, Any] = {
+                key.partition(".")[2]: path for key, path in paths.items() if key.startswith("data.")
+            }
             if "model.path" in paths:
                 config = replace(config, model=replace(config.model, path=paths["model.path"]))
             hooks = (*config.plugins.hooks, *self.callbacks)
@@ -109,7 +111,7 @@ def read_inputs(
     Raises:
         UserError: an argument of another type.
     """
-    pairs = [(key, value) for key, value in chosen.items() if value is not None]
+    pairs: list[tuple[str, Any]] = [(key, value) for key, value in chosen.items() if value is not None]
     objects: dict[str, Any] = {}
     written: dict[str, Callable[[Path], None]] = {}
     for key, name, value in (("data.train", "data", data), ("data.eval", "eval_data", eval_data)):

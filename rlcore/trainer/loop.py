@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def train(run: Run) -> None:
         pass
 
 
-def steps(run: Run) -> Iterator[dict[str, float]]:
+def steps(run: Run) -> Generator[dict[str, float], None, None]:
     """Train like `train`, and yield the metrics of each step; if the iterator is closed, the run ends as with a signal."""
     error: BaseException | None = None
     current: Step | None = None
