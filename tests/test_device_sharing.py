@@ -41,6 +41,15 @@ class Model(Worker):
 
 class Engine(Worker):
     @dispatch("all", on_device=False)
+    def pause(self):
+        LOG.append(f"{self.context.role} pauses")
+        return 3
+
+    @dispatch("all", on_device=False)
+    def resume(self):
+        LOG.append(f"{self.context.role} resumes")
+
+    @dispatch("all", on_device=False)
     def sleep(self):
         LOG.append(f"{self.context.role} sleeps")
 
@@ -108,6 +117,32 @@ def test_all_engines_of_a_pool_sleep_and_wake_together(groups):
         "rollout sleeps", "other sleeps", "actor comes", "actor learns",
         "actor leaves", "rollout wakes", "other wakes", "other generates", "rollout generates",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_responses_are_set_aside_until_the_engine_is_called(groups, offloads):
+    record = Record()
+    sharing = DeviceSharing(groups[2:], groups[:2], offloads=offloads, sets_aside=True)
+    actor, critic, rollout = (group.recording(record, sharing.acquire) for group in groups)
+
+    rollout.generate()
+    actor.learn()
+    critic.learn()
+    sharing.acquire(rollout, resume=False)  # for new weights
+    actor.learn()
+    sharing.acquire(rollout, resume=False)
+    rollout.generate()
+
+    moves = {"rollout sleeps", "rollout wakes", "actor comes", "critic comes", "actor leaves", "critic leaves"}
+    assert [line for line in LOG if line not in moves] == [
+        "rollout generates", "rollout pauses", "actor learns", "critic learns", "actor learns",
+        "rollout resumes", "rollout generates",
+    ]  # fmt: skip
+    assert moves.intersection(LOG) == (moves if offloads else set())
+    if offloads:
+        assert LOG[1:3] == ["rollout pauses", "rollout sleeps"]
+        assert LOG[-3:] == ["rollout wakes", "rollout resumes", "rollout generates"]
+    assert record.metrics["schedule/set_aside"].value == 3
 
 
 def test_memory_is_noted_with_the_call_that_needs_the_devices(groups):

@@ -266,6 +266,16 @@ for test, base in {
         test, "reports the last version for all tokens", engine(base, samples=lambda s: [replace(s, token_versions=())])
     )
 mutant(
+    "responses_wait_while_paused_and_asleep",
+    "goes on while it is paused",
+    engine(pause=lambda self: None, sleep=lambda self: None),
+)
+mutant(
+    "responses_wait_while_paused_and_asleep",
+    "forgets the versions before the pause",
+    engine(samples=lambda s: [replace(s, token_versions=())]),
+)
+mutant(
     "an_incomplete_update_while_groups_are_drawn_is_never_used",
     "serves an incomplete update as the new version",
     engine(load_weights=serves_the_rest_as_new),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -124,6 +125,29 @@ def test_a_poll_ends_in_time_while_new_weights_are_loaded():
     loaded.set()
     thread.join(HANG_S)
     assert stream.progress(0, 0).paused_s > 0
+    stream.close()
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_pause_counts_until_it_ends_and_is_not_idle(in_thread):
+    stream = Stream(in_thread=in_thread)
+    stream.begin(ticks(1))
+    stream.finished(1, HANG_S)
+
+    stream.pause(lambda: None, until_resume=True)
+    before = stream.progress(0, 0)
+    stream.pause(lambda: None, until_resume=True)
+    stream.pause(lambda: time.sleep(0.05))
+    during = stream.progress(0, 0)
+    stream.resume(lambda: None)
+    after = stream.progress(0, 0)
+
+    assert 0.05 < during.paused_s - before.paused_s < during.since_start_s - before.since_start_s + 0.01
+    assert during.idle_s == before.idle_s
+    assert after.paused_s >= during.paused_s
+    assert after.idle_s + after.paused_s <= after.since_start_s
+    wait_until(lambda: stream.progress(0, 0).idle_s > after.idle_s)
+    assert stream.progress(0, 0).paused_s == after.paused_s
     stream.close()
 
 

@@ -166,6 +166,20 @@ class CountsTokens(Protocol):
 
 
 @runtime_checkable
+class Pauses(Protocol):
+    """A rollout that can stop in the middle of responses, which `schedule=async` needs in the pool of a trained model."""
+
+    def pause(self) -> None:
+        """Stop between two tokens, in the event loop of running calls of `generate`. May be called twice.
+
+        Their requests and new ones wait until `resume`. Meanwhile the engine may sleep and wake, and load weights.
+        """
+
+    def resume(self) -> None:
+        """Continue all responses under the newest weights, after `wake` if the engine slept. May be called twice."""
+
+
+@runtime_checkable
 class HasTools(Protocol):
     """An environment with tools that the chat template shows to the model."""
 
@@ -232,7 +246,7 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = {
         ShowsMetrics,
     ),
     "backend": (FreesDevice, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
-    "rollout": (FreesDevice, EstimatesEngine, ChecksModel, UpdatesInFlight, CountsTokens),
+    "rollout": (FreesDevice, EstimatesEngine, ChecksModel, UpdatesInFlight, CountsTokens, Pauses),
     "environment": (HasTools, Closes),
     "dataset": (NamesRows,),
     "tracker": (ShowsPhase, ShowsDistributions),

@@ -29,7 +29,7 @@ class RolloutContext:
 class Rollout(Protocol):
     """An inference engine. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `FreesDevice`, `EstimatesEngine`, `ChecksModel`, `UpdatesInFlight` and `CountsTokens` of
+    Optional members: `FreesDevice`, `EstimatesEngine`, `ChecksModel`, `UpdatesInFlight`, `CountsTokens` and `Pauses` of
     `rlcore.protocols.optional`.
     """
 

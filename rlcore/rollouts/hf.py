@@ -79,6 +79,7 @@ class HFRollout:
 
         New weights may arrive meanwhile; the running sequences are then prefilled again. Overlapping calls decode
         together: whichever waits advances all, and each sample goes to the call that requested it."""
+        await self._state.resumed()
         self._state.check()
         outbox: deque[Sample] = deque()
         rows = [self._row(request) for request in requests]
@@ -87,6 +88,9 @@ class HFRollout:
         try:
             for _ in rows:
                 while not outbox:
+                    if self._state.is_paused:
+                        await self._state.resumed()
+                        continue
                     self._state.check()
                     decoding.follow(self._num_loads, self._version)
                     finished = decoding.advance()
@@ -122,9 +126,19 @@ class HFRollout:
         """Return True: running sequences are prefilled again under new weights."""
         return True
 
+    def pause(self) -> None:
+        """Stop between two passes."""
+        self._state.pause()
+
+    def resume(self) -> None:
+        """Continue all responses."""
+        self._state.resume()
+
     def sleep(self) -> None:
-        """Offload the weights. The KV cache exists only during `generate`."""
+        """Offload the weights and drop the KV cache of responses in progress, which are prefilled again."""
         self._state.is_asleep = True
+        if self._decoding is not None:
+            self._decoding.retract()
         if self._device.type == "cuda":
             self._state.check_open()
             self._model.to("cpu")
@@ -238,11 +252,15 @@ class _Decoding:
             self._leave(places)
 
     def follow(self, num_loads: int, version: int) -> None:
-        """After new weights, drop the KV cache and prefill the running rows again, including their responses."""
+        """After new weights, prefill the running rows again."""
         if self._num_loads not in (-1, num_loads):
-            self._waiting.extendleft(reversed(self._rows))
-            self._rows, self._cache = [], KeyValueCache()
+            self.retract()
         self._num_loads, self._version = num_loads, version
+
+    def retract(self) -> None:
+        """Drop the KV cache, so that running rows are prefilled again, including their responses."""
+        self._waiting.extendleft(reversed(self._rows))
+        self._rows, self._cache, self._arrays = [], KeyValueCache(), None
 
     @property
     def unfinished(self) -> bool:

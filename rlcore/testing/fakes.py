@@ -65,6 +65,7 @@ class FakeRollout:
         self._num_begun = 0
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
+        await self._state.resumed()
         self._state.check()
         self.requests += requests
         responses = [(request, *self._respond(request)) for request in requests]
@@ -77,10 +78,12 @@ class FakeRollout:
             self._num_begun += 1
             versions = []
             for _ in token_ids:
+                await self._state.resumed()
                 self._state.check()
                 versions.append(self.version)
                 self.num_tokens += 1
                 await asyncio.sleep(0)
+            await self._state.resumed()
             self._state.check()
             yield Sample(
                 request_id=request.request_id,
@@ -108,6 +111,12 @@ class FakeRollout:
     def in_flight_updates(config: FakeConfig) -> bool:
         """Return True: the next token of each call has the new version."""
         return True
+
+    def pause(self) -> None:
+        self._state.pause()
+
+    def resume(self) -> None:
+        self._state.resume()
 
     def sleep(self) -> None:
         self._state.is_asleep = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor
 from rlcore.errors import RlcoreError, SampleError
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
-from rlcore.protocols.optional import UpdatesInFlight
+from rlcore.protocols.optional import Pauses, UpdatesInFlight
 from rlcore.protocols.rollout import Rollout, RolloutContext
 from rlcore.testing.expect import allowed, equal, no_misspelled_member, raises
 from rlcore.testing.model import UsesModel, plain_model
@@ -27,6 +27,7 @@ from rlcore.types import Request, Sample, Sampling
 
 _LONG = 48
 """Limit of responses that are in flight while weights arrive."""
+_PAUSE_S = 0.5
 _HOT = 2.0
 """Temperature at which a model rarely ends its response, the highest that vLLM accepts."""
 
@@ -164,6 +165,28 @@ class RolloutContract(UsesModel):
             "responses in flight go on under the new weights; none has tokens of two versions"
         )
 
+    def test_responses_wait_while_paused_and_asleep(self, engine: Rollout, model_path: str) -> None:
+        if not isinstance(engine, Pauses):
+            pytest.skip("the engine has no pause and resume")
+        drawn: list[tuple[Request, Sample]] = []
+
+        async def set_aside() -> None:
+            for action in (engine.pause, engine.pause, engine.sleep):
+                action()
+            await asyncio.sleep(_PAUSE_S)
+            assert len(drawn) < 10, "responses must wait while the engine is paused"
+            engine.wake()
+            engine.load_weights(iter(weights(model_path)), 2)
+            for action in (engine.resume, engine.resume):
+                action()
+
+        engine.load_weights(iter(weights(model_path)), 1)
+        draw_during_updates(engine, [set_aside], drawn)
+        equal(len(drawn), 10, "all responses must continue after resume")
+        assert any({*sample.token_versions} == {1, 2} for _, sample in drawn), (
+            "responses keep their tokens and continue under the new weights; none has tokens of two versions"
+        )
+
     def test_an_incomplete_update_while_groups_are_drawn_is_never_used(self, engine: Rollout, model_path: str) -> None:
         needs_updates_in_flight(engine)
         engine.load_weights(iter(weights(model_path)), 1)
@@ -297,20 +320,24 @@ def needs_updates_in_flight(engine: Rollout) -> None:
         pytest.skip("the engine does not declare in_flight_updates")
 
 
-def draw_during_updates(engine: Rollout, updates: Sequence[Callable[[], None]]) -> list[tuple[Request, Sample]]:
+def draw_during_updates(
+    engine: Rollout,
+    updates: Sequence[Callable[[], Awaitable[None] | None]],
+    seen: list[tuple[Request, Sample]] | None = None,
+) -> list[tuple[Request, Sample]]:
     """Draw a short and four long groups of two, each in a call of its own, and return the samples as they finish.
 
     The next update follows each sample.
     """
-    found: list[tuple[Request, Sample]] = []
+    found = [] if seen is None else seen
     waiting = list(updates)
 
     async def draw(first: int, limit: int) -> None:
         asked = {first + i: request(first + i, max_response_tokens=limit, temperature=_HOT) for i in range(2)}
         async for sample in engine.generate(list(asked.values())):
             found.append((asked[sample.request_id], sample))
-            if waiting:
-                waiting.pop(0)()
+            if waiting and (update := waiting.pop(0)()) is not None:
+                await update
 
     async def overlap() -> None:
         await asyncio.gather(*(draw(10 * i, 2 if i == 0 else _LONG) for i in range(5)))

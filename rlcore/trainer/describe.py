@@ -104,6 +104,9 @@ def _schedule(plan: Plan) -> list[str]:
     if schedule.in_flight_updates:
         how = getattr(plan.rollout.config, "pause", "retract")
         weights = f"new weights arrive while responses are generated ({how})"
+    if plan.paused_for:
+        roles = f"{' + '.join(plan.paused_for)} {'computes' if len(plan.paused_for) == 1 else 'compute'}"
+        weights = f"unfinished responses wait while {roles}, and continue after the update"
     num_bytes = responses * plan.workers["rollout"].object.max_tokens(plan, "rollout") * _TOKEN_BYTES
     return [
         f"schedule   {_steps(schedule.steps_ahead)} ahead, staleness at most {_steps(schedule.max_staleness)} of"

@@ -13,7 +13,7 @@ from rlcore.controller.future import Future
 from rlcore.controller.group import Group
 from rlcore.data.batch import Batch
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError
-from rlcore.protocols.optional import UpdatesInFlight
+from rlcore.protocols.optional import Pauses, UpdatesInFlight
 from rlcore.trainer.step import Step
 from rlcore.types import Sampling
 from rlcore.workers.plan import ChosenPlugin
@@ -23,19 +23,30 @@ _POLL_S = 5.0
 """Limit of a poll; a checkpoint waits for the one under way."""
 
 
-def check_engine(name: str, engine: ChosenPlugin) -> None:
-    """Refuse an engine that cannot receive weights while it generates.
+def check_engine(name: str, engine: ChosenPlugin, paused_for: Sequence[str]) -> None:
+    """Refuse an engine that cannot receive weights while it generates, or stop for models in its pool.
+
+    Args:
+        paused_for: roles for which it has to stop.
 
     Raises:
-        ConfigError: it does not declare `in_flight_updates`, or not with these settings.
+        ConfigError: it does not declare `in_flight_updates`, not with these settings, or has no `pause`.
     """
-    reason = "has no in_flight_updates, so it may not support weights that arrive while it generates"
+    reason, advice = (
+        "has no in_flight_updates, so it may not support weights that arrive while it generates",
+        "schedule=sync" if paused_for else "schedule=pipelined",
+    )
     if isinstance(engine.resolved.object, UpdatesInFlight):
         if engine.resolved.object.in_flight_updates(engine.config):
-            return
+            if not paused_for or isinstance(engine.resolved.object, Pauses):
+                return
+            raise ConfigError(
+                f"rollout '{name}' has no pause and resume, so it cannot set responses aside while role"
+                f" '{paused_for[0]}' needs the devices of its pool\nType  placement=split   or  schedule=sync"
+            )
         size = getattr(engine.config, "tensor_parallel", 1)
         reason = f"cannot receive weights while it generates if rollout.tensor_parallel={size}, as its ranks work in lockstep"
-    raise ConfigError(f"schedule.in_flight_updates=true: rollout '{name}' {reason}\nType  schedule=pipelined")
+    raise ConfigError(f"schedule.in_flight_updates=true: rollout '{name}' {reason}\nType  {advice}")
 
 
 class RequestGroups:
@@ -52,7 +63,7 @@ class RequestGroups:
         """Rank of an engine -> its progress at the last poll."""
         self._stuck_s = dict.fromkeys(rollout.ranks, 0.0)
         """Rank of an engine -> seconds of polls since it had no open group, or made progress."""
-        self._measured = (0.0, 0.0)
+        self._measured = (0.0, 0.0, 0.0)
 
     def request(self, prompts: Batch, step: Step) -> None:
         """Start to generate the groups of these prompts; the costs are noted in the step."""
@@ -101,16 +112,17 @@ class RequestGroups:
         return iter(())
 
     def measure(self, step: Step, seconds: float) -> dict[str, float]:
-        """Return the shares of the time since the last call in which engines had no group, or loaded weights, and the
-        number of groups that were requested again."""
-        progress = self._progress.values()
-        idle, paused = (sum(getattr(it, name) for it in progress) for name in ("idle_s", "paused_s"))
-        before, self._measured = self._measured, (idle, paused)
-        whole = seconds * len(self._rollout.ranks)
+        """Return the shares of the time between the last polls of two steps in which engines had no group, or paused, and
+        the number of groups that were requested again."""
+        idle_s, paused_s, since_start_s = (
+            sum(getattr(it, name) for it in self._progress.values()) for name in ("idle_s", "paused_s", "since_start_s")
+        )
+        before, self._measured = self._measured, (idle_s, paused_s, since_start_s)
+        whole = since_start_s - before[2] or 1.0  # nothing was polled in a step that found its groups finished
         again, self._num_again = self._num_again, 0
         return {
-            "schedule/engine_idle": (idle - before[0]) / whole,
-            "schedule/engine_paused": (paused - before[1]) / whole,
+            "schedule/engine_idle": (idle_s - before[0]) / whole,
+            "schedule/engine_paused": (paused_s - before[1]) / whole,
             "schedule/requested_again": float(again),
         }
 

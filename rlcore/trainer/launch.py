@@ -117,6 +117,15 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
         groups[role] = _spawn(plan, runtime, role)
         if role in sharing:
             groups[role].offload()  # an engine allocates the memory that is free when it is created
+    paused_for = plan.paused_for if run else ()
+    devices: DeviceSharing | None = None
+    if beside := sharing or paused_for:
+        devices = DeviceSharing(
+            [groups[role] for role in engines if placement[role] == placement["rollout"]],
+            [groups[role] for role in beside],
+            offloads=bool(sharing),
+            sets_aside=bool(paused_for),
+        )
     prefetcher: Prefetcher | Replay | None = None
     if run and config.schedule.replay:
         trained = [group for role, group in groups.items() if plan.roles[role].loss]
@@ -124,8 +133,7 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
         prefetcher = Replay(config.schedule.replay, run.source, runtime.store, per_prompt, trained)
     elif run and config.schedule.steps_ahead:
         _tolerate(config, groups, placement)
-        prefetcher = Prefetcher(run.source, groups, sampling(config), config, lambda: run.signals.asked)
-    sleeping = [groups[role] for role in engines if placement[role] == placement["rollout"]] if sharing else []
+        prefetcher = Prefetcher(run.source, groups, sampling(config), config, lambda: run.signals.asked, devices)
     return Roles(
         groups,
         sampling=sampling(config),
@@ -134,7 +142,7 @@ def start_roles(plan: Plan, runtime: Runtime, hooks: Hooks, names: Sequence[str]
         rewards=plan.rewards,
         specs=plan.roles,
         transfers=_transfers(plan, groups) if run else {},
-        sharing=DeviceSharing(sleeping, [groups[role] for role in sharing]) if sharing else None,
+        sharing=devices,
         source=run.source if run else None,
         prefetcher=prefetcher,
         on_scored=run.note_scored if run else None,

@@ -77,12 +77,23 @@ class Plan:
     """Roles that share devices with the rollout and are offloaded while it generates."""
 
     @property
+    def paused_for(self) -> tuple[str, ...]:
+        """Roles of the rollout's pool for which it sets unfinished responses aside."""
+        pool = self.placement.get("rollout") if self.config.schedule.in_flight_updates else None
+        beside = [it for it, worker in self.workers.items() if pool == self.placement[it] and _has_model(worker)]
+        return tuple(beside) if self.sharing or any(self.roles[it].loss for it in beside) else ()
+
+    @property
     def versions(self) -> dict[str, str]:
         """Package -> version of every plugin in this run."""
         chosen = [self.backend.resolved, self.rollout.resolved, self.algorithm.resolved, *self.workers.values()]
         chosen += [tracker.resolved for tracker in self.trackers]
         chosen += [self.environment.resolved] if self.environment else []
         return {resolved.package: resolved.version for resolved in chosen if resolved.package}
+
+
+def _has_model(worker: Resolved) -> bool:
+    return hasattr(worker.object, "offload")
 
 
 def make_plan(config: Config, directory: Path, objects: Mapping[str, Any] = MappingProxyType({})) -> Plan:
@@ -306,13 +317,14 @@ def _check_schedule(plan: Plan, algorithm: Any) -> None:
     pool = plan.placement["rollout"]
     beside = [role for role in plan.roles if plan.placement[role] == pool and role != "rollout"]
     trained = [role for role in beside if plan.roles[role].loss]
-    if trained or plan.sharing:
+    if (trained or plan.sharing) and not plan.config.schedule.in_flight_updates:
         raise ConfigError(
             f"{setting}: role '{(*trained, *plan.sharing)[0]}' needs the devices of pool '{pool}' while the rollout"
-            " generates\nType  placement=split   or  schedule=sync"
+            " generates\nType  schedule=async  (responses continue after each update)   or  placement=split   or"
+            "  schedule=sync"
         )
     if plan.config.schedule.in_flight_updates:
-        check_engine(plan.config.rollout.name, plan.rollout)
+        check_engine(plan.config.rollout.name, plan.rollout, plan.paused_for)
         beside = []  # their calls wait for no response
     for role in beside:
         logger.warning(

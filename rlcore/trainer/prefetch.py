@@ -24,6 +24,7 @@ from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
 from rlcore.data.recorded import open_batch, save_batch
 from rlcore.trainer.in_flight import RequestGroups
+from rlcore.trainer.sharing import DeviceSharing
 from rlcore.trainer.step import PromptSource, Step
 from rlcore.trainer.window import PendingGroup, Window, num_before
 from rlcore.types import Mean, Sampling
@@ -90,14 +91,16 @@ class Prefetcher:
         sampling: Sampling,
         config: Config,
         is_stopping: Callable[[], object],
+        sharing: DeviceSharing | None = None,
     ) -> None:
         """Create a prefetcher with nothing requested.
 
         Args:
             is_stopping: whether to abandon a step that waits for samples.
+            sharing: asked for the devices before each wait.
         """
         schedule, self._num_steps = config.schedule, config.trainer.steps
-        self._source, self._is_stopping = source, is_stopping
+        self._source, self._is_stopping, self._sharing = source, is_stopping, sharing
         self._rollout, self._actor, self._engine = groups["rollout"], groups["actor"], config.rollout.name
         self._pools, self._per_prompt = config.pools, config.sampling.samples_per_prompt
         way = RequestGroups if schedule.in_flight_updates else RequestBatches
@@ -132,6 +135,8 @@ class Prefetcher:
                 missing = count - self._window.num_finished
                 if missing <= 0 and overdue is None:
                     overdue, since = self._window.first_open, time.perf_counter()
+                if self._sharing is not None:
+                    self._sharing.acquire(self._rollout.recording(step))
                 for samples in self._requests.receive(self._check_stop, max(1, missing)):
                     self._arrive(samples)
                 self._request_again(step)
@@ -177,7 +182,8 @@ class Prefetcher:
         measured = self._requests.measure(step, seconds)
         idle = measured["schedule/engine_idle"]
         self._balance.append((step.busy_s["wait for samples"] / seconds, idle))
-        if len(self._balance) == _NUM_BALANCED and not self._rollout.runtime.inline:
+        apart = self._rollout.pool != self._actor.pool and not self._rollout.runtime.inline
+        if len(self._balance) == _NUM_BALANCED and apart:
             trainer, engines = (sum(shares) / _NUM_BALANCED for shares in zip(*self._balance))
             self._warn_of_waiting(trainer, "the trainer waited for samples", self._rollout.pool)
             self._warn_of_waiting(engines, "the engines had nothing to generate", self._actor.pool)

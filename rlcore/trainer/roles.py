@@ -264,7 +264,7 @@ class Roles:
 
     def _send(self, source: str, target: str, version: int, what: str, mix: float = 1.0) -> None:
         if self._sharing is not None:
-            self._sharing.acquire(self.groups[target])
+            self._sharing.acquire(self.groups[target], resume=False)
         start, groups = time.perf_counter(), (self.groups[source], self.groups[target])
         with self.step.blocked():
             self._transfers[source, target].send(version, mix)

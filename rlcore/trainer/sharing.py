@@ -2,6 +2,9 @@
 
 The side that is called gets the devices. One side leaves completely before the other returns, so both never hold them
 at once. Weights are sent while the engine is awake, from the host memory to which the trained role was offloaded.
+
+With responses in flight (`schedule=async`), the engines first stop between two tokens and set unfinished responses
+aside. These continue when the engines are called again, or waited for. This needs no offloading.
 """
 
 from __future__ import annotations
@@ -24,20 +27,44 @@ _GIB = 2**30
 class DeviceSharing:
     """Decides whether the engines or the models occupy a pool's devices. At first the engines do."""
 
-    def __init__(self, engines: Sequence[Group], models: Sequence[Group]) -> None:
-        self._engines, self._models = engines, models
-        self._generating = True
+    def __init__(
+        self, engines: Sequence[Group], models: Sequence[Group], *, offloads: bool = True, sets_aside: bool = False
+    ) -> None:
+        """Start with awake engines and, if `offloads`, with offloaded models.
 
-    def acquire(self, group: Group) -> None:
+        Args:
+            offloads: whether the side without the devices frees their memory.
+            sets_aside: whether engines have responses in flight when a model is called, and stop.
+        """
+        self._engines, self._models = engines, models
+        self._offloads, self._sets_aside = offloads, sets_aside
+        self._generating, self._is_paused = True, False
+
+    def acquire(self, group: Group, resume: bool = True) -> None:
         """Give the devices to this group's side, if the other side has them.
 
-        Notes `memory_gb/…`, the memory in use on the fullest device, before and after.
+        Notes `memory_gb/…`, the memory in use on the fullest device, before and after, and `schedule/set_aside`.
+
+        Args:
+            resume: whether engines that get the devices continue their responses.
         """
         generates = group.role in {it.role for it in self._engines}
-        if generates == self._generating or not (generates or group.role in {it.role for it in self._models}):
+        if not (generates or group.role in {it.role for it in self._models}):
             return
         record = group.record
         engines, models = ([it.recording(record) for it in side] for side in (self._engines, self._models))
+        if self._sets_aside and not generates and not self._is_paused:
+            record.note("schedule/set_aside", sum(sum(engine.pause()) for engine in engines))
+            self._is_paused = True
+        if generates != self._generating and self._offloads:
+            self._switch(generates, engines, models, record)
+        self._generating = generates
+        if self._is_paused and generates and resume:
+            for engine in engines:
+                engine.resume()
+            self._is_paused = False
+
+    def _switch(self, generates: bool, engines: Sequence[Group], models: Sequence[Group], record: Record) -> None:
         name = "to_rollout" if generates else "to_training"
         record.note(f"memory_gb/before_{name}", self._used_gib(record))
         if generates:
@@ -50,7 +77,6 @@ class DeviceSharing:
                 engine.sleep()
             for model in models:
                 model.reload()
-        self._generating = generates
         record.note(f"memory_gb/after_{name}", self._used_gib(record))
 
     def _used_gib(self, record: Record) -> float:

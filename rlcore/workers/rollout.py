@@ -76,6 +76,8 @@ class RolloutWorker(Worker):
         self.mesh = self.engine.mesh
         self._stream: Stream[Batch] = Stream(in_thread=context.concurrent)
         self._num_finished_tokens = 0
+        self.num_open = 0
+        """Responses that are requested and not finished."""
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
@@ -113,7 +115,8 @@ class RolloutWorker(Worker):
     async def draw(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
         """Return the samples of `generate`. Draws of single groups overlap, and weights are loaded between their steps."""
         requests = requests_of(prompts, sampling, samples_per_prompt)
-        samples = await _drain(self.engine, requests, self.count)
+        self.num_open += len(requests)
+        samples = await _drain(self.engine, requests, self._finish)
         if len(samples) < len(requests):
             return prompts.take([])  # not collected: another rank of the engine returns the samples
         return samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
@@ -126,9 +129,26 @@ class RolloutWorker(Worker):
     def _num_tokens(self) -> int:
         return self.engine.num_tokens if isinstance(self.engine, CountsTokens) else self._num_finished_tokens
 
+    def _finish(self, sample: Sample) -> None:
+        self.num_open -= 1
+        self.count(sample)
+
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace the engine's weights between two of its steps; called by the host when it receives them."""
         self._stream.pause(lambda: self.engine.load_weights(weights, version))
+
+    @dispatch("all", on_device=False)
+    def pause(self) -> int:
+        """Set unfinished responses aside until `resume`, and return their number. The engine declares `Pauses`."""
+        engine: Any = self.engine
+        self._stream.pause(engine.pause, until_resume=True)
+        return self.num_open
+
+    @dispatch("all", on_device=False)
+    def resume(self) -> None:
+        """Continue the responses that were set aside."""
+        engine: Any = self.engine
+        self._stream.resume(engine.resume)
 
     @dispatch("all", on_device=False)
     def sleep(self) -> None:

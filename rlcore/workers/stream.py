@@ -37,7 +37,9 @@ class Progress:
     idle_s: float
     """Seconds without a requested group to draw, after the first one."""
     paused_s: float
-    """Seconds that loading new weights took."""
+    """Seconds that loading new weights took, and in which responses were set aside."""
+    since_start_s: float
+    """Seconds since the first group was requested."""
 
 
 class Stream(Generic[T]):
@@ -45,6 +47,7 @@ class Stream(Generic[T]):
 
     def __init__(self, *, in_thread: bool) -> None:
         self.idle_s = self.paused_s = 0.0
+        self._start: float | None = None
         self._in_thread = in_thread
         self._runner: asyncio.Runner | None = None
         self._thread: threading.Thread | None = None
@@ -53,6 +56,8 @@ class Stream(Generic[T]):
         self._groups: list[Any] = []
         """Futures of groups that `finished` has not returned."""
         self._idle_since: float | None = None
+        self._paused_since: float | None = None
+        """Start of a pause that lasts until `resume`."""
 
     def begin(self, draw: Coroutine[Any, Any, T]) -> None:
         """Start to draw a group, and return at once."""
@@ -64,6 +69,7 @@ class Stream(Generic[T]):
         group: Any = asyncio.run_coroutine_threadsafe(draw, loop) if self._thread else loop.create_task(draw)
         with self._changed:
             self._groups.append(group)
+            self._start = self._start or time.monotonic()
             self.idle_s, self._idle_since = self._idle(), None
         group.add_done_callback(self._note)
 
@@ -117,22 +123,38 @@ class Stream(Generic[T]):
 
         return self.run(call())
 
-    def pause(self, load: Callable[[], None]) -> None:
-        """Call a function between two steps and count its time."""
+    def pause(self, function: Callable[[], None], *, until_resume: bool = False) -> None:
+        """Call a function between two steps and count its time; with `until_resume`, the time until then."""
 
         def timed() -> None:
             start = time.monotonic()
             try:
-                load()
+                function()
+                if until_resume and self._paused_since is None:
+                    self._paused_since = start
             finally:
-                self.paused_s += time.monotonic() - start
+                if self._paused_since is None:
+                    self.paused_s += time.monotonic() - start
 
         self.between_steps(timed)
+
+    def resume(self, function: Callable[[], None]) -> None:
+        """Call a function between two steps, which ends a pause."""
+
+        def resumed() -> None:
+            paused_s = self._paused() - self.paused_s
+            self.paused_s += paused_s
+            self._idle_since = None if self._idle_since is None else self._idle_since + paused_s
+            self._paused_since = None
+            function()
+
+        self.between_steps(resumed)
 
     def progress(self, rank: int, num_tokens: int) -> Progress:
         """Return the progress up to now."""
         with self._changed:
-            return Progress(rank, num_tokens, self._idle(), self.paused_s)
+            since_start_s = time.monotonic() - self._start if self._start else 0.0
+            return Progress(rank, num_tokens, self._idle(), self._paused(), since_start_s)
 
     def cancel(self) -> None:
         """Abort all groups and forget them."""
@@ -200,7 +222,11 @@ class Stream(Generic[T]):
             self._changed.notify_all()
 
     def _idle(self) -> float:
-        return self.idle_s + (0.0 if self._idle_since is None else time.monotonic() - self._idle_since)
+        end = time.monotonic() if self._paused_since is None else self._paused_since
+        return self.idle_s + (0.0 if self._idle_since is None else max(0.0, end - self._idle_since))
+
+    def _paused(self) -> float:
+        return self.paused_s + (0.0 if self._paused_since is None else time.monotonic() - self._paused_since)
 
 
 def _has_failed(group: Any) -> bool:

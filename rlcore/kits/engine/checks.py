@@ -5,6 +5,7 @@ Such a library has neither the core's errors nor its guarantees.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -86,12 +87,35 @@ def check_finite(request: Request, log_probs: Sequence[float]) -> None:
 
 
 class Readiness:
-    """State of an engine: open or closed, awake or asleep, with complete weights or not."""
+    """State of an engine: open or closed, awake or asleep, running or paused, with complete weights or not."""
 
     def __init__(self) -> None:
         self.broken: str | None = None
         """Reason why the weights are incomplete."""
         self.is_asleep = self.is_closed = False
+        self._resumed: asyncio.Event | None = None
+        """Set by `resume`; None unless paused."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether calls of `generate` have to wait."""
+        return self._resumed is not None
+
+    def pause(self) -> None:
+        """Let calls of `generate` wait in `resumed`."""
+        self.check_open()
+        self._resumed = self._resumed or asyncio.Event()
+
+    def resume(self) -> None:
+        """Continue after `pause`, in the event loop of the calls that wait."""
+        if self._resumed is not None:
+            self._resumed.set()
+        self._resumed = None
+
+    async def resumed(self) -> None:
+        """Wait while the engine is paused."""
+        while self._resumed is not None:
+            await self._resumed.wait()
 
     def check_open(self) -> None:
         """Raise InfrastructureError after `close`."""

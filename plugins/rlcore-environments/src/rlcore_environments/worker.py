@@ -69,7 +69,10 @@ class EpisodeWorker(RolloutWorker):
         """Run n episodes for each prompt, and return each as one sample, in prompt order."""
         requests = requests_of(prompts, sampling, samples_per_prompt)
         prompts = prompts.repeat(samples_per_prompt)
-        return episodes_batch(prompts, samples_per_prompt, await self._episodes.run(_rows(prompts), requests))
+        self.num_open += len(requests)
+        episodes = await self._episodes.run(_rows(prompts), requests)
+        self.num_open -= len(requests)
+        return episodes_batch(prompts, samples_per_prompt, episodes)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         super().load_weights(weights, version)
