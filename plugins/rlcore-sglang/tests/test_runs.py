@@ -62,6 +62,16 @@ def test_weights_arrive_while_responses_are_generated(tmp_path):
     assert steps[0]["actor/rollout_logprob_gap"] < 5e-3
 
 
+def test_responses_in_one_pool_continue_after_the_update(tmp_path):
+    shared = ["runtime=ray", "schedule=async", "placement=colocated", "device_sharing=always"]
+    length = ["trainer.steps=5", "trainer.prompts_per_step=8"]
+    steps = train(sys.executable, tmp_path, *shared, "rollout.max_batch_size=8", length=length)
+    assert (steps[-1]["step"], steps[-1]["progress/samples"]) == (5, 5 * 8 * 8)
+    assert all(line["schedule/staleness_max"] <= 4 for line in steps)
+    assert sum(line.get("schedule/set_aside", 0) for line in steps) > 0
+    assert steps[0]["actor/rollout_logprob_gap"] < 5e-3
+
+
 def test_the_quickstart_learns(tmp_path):
     steps = train(sys.executable, tmp_path, "runtime=local", length=["trainer.steps=40"])
     rewards = [line["reward/mean"] for line in steps]

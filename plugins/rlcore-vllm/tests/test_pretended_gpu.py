@@ -1,13 +1,15 @@
 """GPU-specific behavior, tested without a GPU: vLLM's sleep allocator with simulated memory, and vLLM's defaults for a
 GPU."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
-from conftest import make_vllm, requests_of, run, tokens
+from conftest import collect, make_vllm, requests_of, run, tokens
 
 from rlcore.errors import ModelError
 from rlcore.testing.rollout import weights
+from rlcore.testing.waiting import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,34 @@ def test_an_engine_that_generated_nothing_after_waking_sleeps_and_wakes_again(en
         assert mapped == {"weights"}
 
     assert tokens(run(engine, asked)) == wanted
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_responses_that_are_set_aside_continue_after_sleeping(engine, small_model, mapped, loads):
+    asked = requests_of([[3, 4], [5], [6], [7]], max_response_tokens=60, temperature=2.0)
+    wanted = tokens(run(engine, asked))
+
+    async def set_aside():
+        task = asyncio.create_task(collect(engine, asked))
+        for _ in range(6):
+            await asyncio.sleep(0)
+        for action in (engine.pause, engine.sleep):
+            action()
+        await asyncio.sleep(0.1)
+        assert mapped == set()
+        engine.wake()
+        if loads:
+            engine.load_weights(iter(weights(small_model)), 7)
+        await asyncio.sleep(0.1)
+        assert mapped == {"weights"}
+        assert not task.done(), "the responses ended before the pause"
+        engine.resume()
+        return await asyncio.wait_for(task, HANG_S)
+
+    samples = asyncio.run(set_aside())
+
+    assert tokens(samples) == wanted
+    assert any(0 < list(sample.token_versions).count(7) < 60 for sample in samples.values()) == loads
 
 
 def test_prefill_batches_on_a_gpu_are_as_large_as_in_vllm_llm(on_cpu, small_model, monkeypatch):

@@ -54,6 +54,17 @@ def test_weights_arrive_while_responses_are_generated(tmp_path):
     assert steps[1]["actor/rollout_logprob_gap"] < 1e-5
 
 
+def test_responses_in_one_pool_continue_after_the_update(tmp_path):
+    settings = ("preset=quickstart", "schedule=async", "placement=colocated", "device_sharing=always")
+    settings += ("rollout.max_batch_size=8", "trainer.steps=5", "trainer.prompts_per_step=8", "eval.every_steps=2")
+    steps = train(tmp_path, *settings)
+    assert [step["step"] for step in steps[1:]] == [1, 2, 3, 4, 5]
+    assert steps[-1]["progress/samples"] == 5 * 8 * 8
+    assert all(step["schedule/staleness_max"] <= 4 for step in steps[1:])
+    assert sum(step.get("schedule/set_aside", 0) for step in steps[1:]) > 0
+    assert steps[1]["actor/rollout_logprob_gap"] < 1e-5
+
+
 def test_gsm8k_with_the_story_model_runs_ten_steps(story_model, each_assets, tmp_path):
     steps = train(
         tmp_path,

@@ -44,13 +44,14 @@ class SGLangRollout:
         self._expected = ExpectedWeights(model.path)
         self._limits = read_limits(model.path, config.max_model_len)
         self._engine = _engine(config, model, context, self._limits)
-        self._num_loads = self._version = 0
+        self._num_loads = self._version = self._num_pauses = 0
         self._state = Readiness()
         self._num_in_flight = 0
         self._stale = False
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield samples as they finish. Weights may be loaded meanwhile."""
+        await self._state.resumed()
         engine = self._ready()
         responses = [Response(request, self._limits.room(request)) for request in requests]
         asked = [(response, sampling_params(response, self._limits, self._config)) for response in responses]
@@ -66,13 +67,15 @@ class SGLangRollout:
         pending = set(tasks)
         try:
             while pending:
+                num_pauses = self._num_pauses
                 done, pending = await asyncio.wait(
                     pending, timeout=self._config.timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                if not done:
+                if not done and num_pauses == self._num_pauses and not self._state.is_paused:
                     raise DeadlineExceeded(_late(self._config.timeout_s, len(pending)))
                 for task in done:
                     sample = task.result()
+                    await self._state.resumed()
                     self._ready()
                     yield sample
         finally:
@@ -120,6 +123,19 @@ class SGLangRollout:
         if not config.url:
             check_precision(config, model, device)
 
+    def pause(self) -> None:
+        """Stop sampling until `resume`. Requests in flight wait without a KV cache. Idempotent."""
+        if not self._state.is_paused and self._engine is not None:
+            self._engine.control("pause_generation", mode="retract")
+        self._num_pauses += 1
+        self._state.pause()
+
+    def resume(self) -> None:
+        """Continue after `pause`. Idempotent."""
+        if self._state.is_paused and self._engine is not None:
+            self._engine.control("continue_generation")
+        self._state.resume()
+
     def sleep(self) -> None:
         """Free the device's memory. On a CPU there is nothing to free, and a server keeps its devices."""
         if not self._state.is_asleep:
@@ -155,10 +171,20 @@ class SGLangRollout:
 
     def _send(self, engine: SGLangEngine, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Send the weights. The KV cache of old weights is dropped now, or when the last request that uses it is done."""
-        pause = self._config.pause if self._num_in_flight else "retract"
+        paused = self._state.is_paused
+        pause = self._config.pause if self._num_in_flight and not paused else "retract"
         self._stale = pause == "in_place"
         device = "cpu" if self._config.url else self._device
-        send(engine, weights, version, config=self._config, device=device, path=self._path, pause=pause)
+        send(
+            engine,
+            weights,
+            version,
+            config=self._config,
+            device=device,
+            path=self._path,
+            pause=pause,
+            resume=not paused,
+        )
 
     def _occupation(self, action: str) -> None:
         self._state.check_open()

@@ -51,6 +51,7 @@ def send(
     device: str,
     path: str,
     pause: str = "retract",
+    resume: bool = True,
 ) -> None:
     """Replace all weights.
 
@@ -59,6 +60,7 @@ def send(
         path: the model directory, for `weights=disk`.
         pause: see SGLangConfig.pause. The KV cache of the old weights is dropped, unless sequences paused in place still
             use it.
+        resume: whether to continue sampling afterwards.
     """
     flush = pause != "in_place"
     engine.control("pause_generation", mode=pause)
@@ -77,7 +79,8 @@ def send(
             if not config.url:  # the engine has no other clients
                 engine.control("continue_generation")
         raise
-    engine.control("continue_generation")
+    if resume:
+        engine.control("continue_generation")
 
 
 def _through_memory(

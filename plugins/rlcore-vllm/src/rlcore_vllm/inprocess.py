@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import ConfigError, InfrastructureError, ModelError
-from rlcore.kits.engine.checks import Limits, end_ids, read_limits
+from rlcore.kits.engine.checks import Limits, Readiness, end_ids, read_limits
 from rlcore.kits.engine.memory import bytes_per_token, cache_bytes, start_advice
 from rlcore.models.load import read_config
 from rlcore.protocols.backend import ModelConfig
@@ -33,8 +33,6 @@ _SPARE_TOKENS = 256
 """Room in a CPU's KV cache in addition to each sequence: for rounding up, and for a block that vLLM reserves."""
 _CPU_STEP_TOKENS = 4096
 """Minimum number of tokens that one step can prefill."""
-_PAUSE_S = 0.005
-"""Polling interval of a paused call."""
 _live_engines = 0
 """Number of engines in this process; the last one to close destroys vLLM's process groups."""
 
@@ -59,17 +57,16 @@ class InProcessEngine:
             vocab_size=facts["vocab_size"], context_length=facts["max_model_len"], end_ids=end_ids(model.path)
         )
         self._num_requests = 0
-        self._paused = False
         self._in_place, self._stale = config.pause == "in_place", False
         self._outboxes: dict[str, list[Any]] = {}
         """Name of a request in flight -> list that receives its output."""
 
     async def generate(
-        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], state: Readiness
     ) -> AsyncIterator[Sample]:
         """Yield samples as they finish; closing the iterator aborts the rest."""
-        if self._engine.is_sleeping():  # `wake` restored only the weights
-            self._engine.wake_up(["kv_cache"])
+        await state.resumed()
+        state.check()
         if self._stale and not self._outboxes:
             self._drop_cache()
         outbox: list[Any] = []
@@ -78,13 +75,13 @@ class InProcessEngine:
             for request, chosen in zip(requests, options):
                 asked[self._add(request, chosen, outbox)] = request
             while asked:
-                check()
-                if self._paused:
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
-                self._step()
+                await state.resumed()
+                state.check()
+                if not outbox:
+                    self._sample_tokens()
                 while outbox:
-                    check()  # the consumer of the samples may have loaded weights meanwhile
+                    await state.resumed()
+                    state.check()  # the consumer of the samples may have loaded weights meanwhile
                     output = outbox.pop()
                     if output is None:
                         raise _slept(next(iter(asked.values())))
@@ -106,19 +103,20 @@ class InProcessEngine:
         self._engine.set_weight_version(str(version))
 
     def pause(self) -> None:
-        self._paused = True
+        """Finish the batches that are launched. Calls of `generate` launch no others while they wait."""
+        self._finish_batches()
 
-    def resume(self) -> None:
-        self._paused = False
+    def resume(self) -> None: ...
 
-    def sleep(self) -> None:
+    def sleep(self, keep: bool) -> None:
         """Move the weights to host memory and drop the KV cache. On a CPU there is nothing to free.
 
-        vLLM aborts requests in flight without an output, so their calls receive None instead."""
-        for outbox in self._outboxes.values():
+        Requests that are kept are prefilled again, including their responses. Without `keep`, vLLM aborts requests in flight
+        without an output, so their calls receive None instead."""
+        for outbox in self._outboxes.values() if not keep else ():
             outbox.append(None)
         if not self._is_cpu:
-            self._engine.sleep(1)
+            self._engine.sleep(1, mode="keep" if keep else "abort")
 
     def wake(self) -> None:
         """Restore the weights. `generate` restores the KV cache, so that an update can use its memory before."""
@@ -185,6 +183,12 @@ class InProcessEngine:
         self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
         self._outboxes[name] = outbox
         return name
+
+    def _sample_tokens(self) -> None:
+        """Run a step, after restoring the KV cache: `wake` restored only the weights."""
+        if self._engine.is_sleeping():
+            self._engine.wake_up(["kv_cache"])
+        self._step()
 
     def _step(self) -> None:
         try:

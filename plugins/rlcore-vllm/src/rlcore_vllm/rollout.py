@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -26,10 +26,10 @@ class VLLMEngine(Protocol):
     limits: Limits
 
     def generate(
-        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], state: Readiness
     ) -> AsyncIterator[Sample]:
-        """Yield samples as they finish. `check` is called before each step and each sample, and raises if the engine must not
-        serve."""
+        """Yield samples as they finish. `state` is checked before each step and each sample, and raises if the engine must
+        not serve."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None: ...
 
@@ -37,7 +37,8 @@ class VLLMEngine(Protocol):
 
     def resume(self) -> None: ...
 
-    def sleep(self) -> None: ...
+    def sleep(self, keep: bool) -> None:
+        """Free the device; `keep` the requests in flight, which are paused."""
 
     def wake(self) -> None: ...
 
@@ -62,9 +63,9 @@ class VLLMRollout:
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
         """Yield samples as they finish. Weights may be loaded meanwhile."""
-        engine = self._ready()
+        engine = self._open()
         options = [sampling_options(request, engine.limits) for request in requests]
-        samples: Any = engine.generate(requests, options, self._ready)
+        samples: Any = engine.generate(requests, options, self._state)
         try:
             async for sample in samples:
                 yield sample
@@ -77,12 +78,14 @@ class VLLMRollout:
             self._engine.load(self._expected.checked(weights, version), version)
 
     def pause(self) -> None:
-        """Stop sampling until `resume`. Requests in flight wait, and weights may be loaded. Idempotent."""
-        self._open().pause()
+        """Stop sampling until `resume`. Requests in flight wait; weights may be loaded, and the engine may sleep. Idempotent."""
+        self._state.pause()
+        self._engine.pause()
 
     def resume(self) -> None:
         """Continue after `pause`. Idempotent."""
         self._open().resume()
+        self._state.resume()
 
     @staticmethod
     def frees_device(config: VLLMConfig) -> bool:
@@ -108,7 +111,7 @@ class VLLMRollout:
     def sleep(self) -> None:
         """Free the device's memory."""
         if not self._state.is_asleep:
-            self._open().sleep()
+            self._open().sleep(self._state.is_paused)
         self._state.is_asleep = True
 
     def wake(self) -> None:
@@ -125,10 +128,6 @@ class VLLMRollout:
 
     def _open(self) -> VLLMEngine:
         self._state.check_open()
-        return self._engine
-
-    def _ready(self) -> VLLMEngine:
-        self._state.check()
         return self._engine
 
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor
 from rlcore.controller.weights import Broadcast, meeting_point
 from rlcore.errors import ConfigError, InfrastructureError
 from rlcore.kits.engine.buckets import buckets, naming_directory
-from rlcore.kits.engine.checks import Limits, end_ids
+from rlcore.kits.engine.checks import Limits, Readiness, end_ids
 from rlcore.kits.engine.ranks import server_client, server_url
 from rlcore.kits.http import BadAnswer
 from rlcore.models.load import load_model
@@ -63,9 +63,10 @@ class VLLMServerClient:
             self.load(iter(load_model(model.path).named_parameters()), 0)
 
     async def generate(
-        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], check: Callable[[], object]
+        self, requests: Sequence[Request], options: Sequence[dict[str, Any]], state: Readiness
     ) -> AsyncIterator[Sample]:
         """Yield samples as they finish; closing the iterator aborts the rest."""
+        state.check()
         if self._stale and not self._num_in_flight:
             check_dropped(self._post("/reset_prefix_cache?reset_running_requests=true")["success"])
             self._stale = False
@@ -75,7 +76,7 @@ class VLLMServerClient:
         try:
             for task in asyncio.as_completed(tasks):
                 finished = await task
-                check()
+                state.check()
                 yield finished
         finally:
             for task in tasks:
@@ -116,7 +117,7 @@ class VLLMServerClient:
         self._post("/resume")
         self._paused = False
 
-    def sleep(self) -> None: ...
+    def sleep(self, keep: bool) -> None: ...
 
     def wake(self) -> None: ...
 
