@@ -133,7 +133,8 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.testing.expect": "allowed equal",
     "rlcore.trainer.launch": "launch",
     "rlcore.trainer.loop": "train",
-    "rlcore.trainer.plan": "make_plan reward_specs",
+    "rlcore.trainer.plan": "make_plan",
+    "rlcore.trainer.reward_plan": "reward_specs",
     "rlcore.trainer.prompts": "load_prompts",
     "rlcore.trainer.run": "Run",
 }

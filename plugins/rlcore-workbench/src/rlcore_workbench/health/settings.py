@@ -77,7 +77,7 @@ def _data(config: Config) -> str:
 
 def _reward(config: Config) -> str:
     from rlcore.rewards.runner import build_reward
-    from rlcore.trainer.plan import reward_specs
+    from rlcore.trainer.reward_plan import reward_specs
 
     specs = reward_specs(config)
     for spec in specs:
