@@ -93,6 +93,8 @@ class LiveRun:
         self.view: RunView = run
         """Config, directory, counters and groups of workers, as hooks see them."""
         self.result = Result(run.directory)
+        self.signal = 0
+        """Number of the signal that ended the run, or 0; known after its end."""
         self._steps = steps(run)
 
     def __iter__(self) -> Iterator[dict[str, float]]:
@@ -185,15 +187,27 @@ def plan(
 
 
 @contextmanager
-def launch(planned: PlannedRun, show: Callable[[str], object] | None = None) -> Iterator[LiveRun]:
+def launch(planned: PlannedRun) -> Iterator[LiveRun]:
     """Start a run; at the end of the `with` block it ends, with a checkpoint unless an error ended it within a step.
-
-    Args:
-        show: called with the description of the run before it starts.
 
     Raises:
         ConfigError: another run is active in this process.
         KeyboardInterrupt, SystemExit: after a signal, once everything is shut down.
+    """
+    with started(planned) as run:
+        yield run
+    if run.signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    if run.signal:
+        raise SystemExit(0)
+
+
+@contextmanager
+def started(planned: PlannedRun, show: Callable[[str], object] = lambda text: None) -> Iterator[LiveRun]:
+    """Start a run as `launch` does, and end it without an exception after a signal.
+
+    Args:
+        show: called with the description of the run before it starts.
     """
     from rlcore.trainer.launch import launch as start
 
@@ -201,9 +215,7 @@ def launch(planned: PlannedRun, show: Callable[[str], object] | None = None) -> 
         if not planned.has_directory:
             directory = new_directory(planned.plan.directory)
             planned = replace(planned, plan=replace(planned.plan, directory=directory, resume=None))
-        text = planned.describe()
-        if show is not None:
-            show(text)
+        show(planned.describe())
         with outside_event_loop():
             run = start(planned.plan, planned.hooks)
         live = LiveRun(run)
@@ -222,10 +234,7 @@ def launch(planned: PlannedRun, show: Callable[[str], object] | None = None) -> 
         finally:
             with outside_event_loop():
                 run.close(planned.summarize(run, failure))
-    if run.signals.asked == signal.SIGINT:
-        raise KeyboardInterrupt
-    if run.signals.asked:
-        raise SystemExit(0)
+            live.signal = run.signals.asked
 
 
 def plan_run(inputs: Inputs, typed: Sequence[str] | None) -> PlannedRun:

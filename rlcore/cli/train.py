@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,17 +35,17 @@ def main(argv: Sequence[str]) -> int:
 def run(overrides: Sequence[str], *, dry_run: bool) -> int:
     """Plan and train, or with `dry_run` only print the plan; return the exit code."""
     from rlcore.api.inputs import Inputs
-    from rlcore.api.run import launch, plan_run
+    from rlcore.api.run import plan_run, started
 
     planned = plan_run(Inputs(settings=overrides), overrides)
     if dry_run:
         print(planned.describe())
         print("dry run: all checks passed; nothing was started")
         return 0
-    with launch(planned, show=lambda text: print(text, flush=True)) as running:
+    with started(planned, lambda text: print(text, flush=True)) as running:
         for _ in running:
             pass
-    return 0
+    return 130 if running.signal == signal.SIGINT else 0
 
 
 def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
