@@ -186,7 +186,7 @@ def test_a_role_without_a_model_starts_from_that_of_its_source(assets, tmp_path)
 class Quiet:
     """Group without hosts, and a transfer that records what is sent."""
 
-    pool, meshes = "main", ()
+    pool, meshes, ranks = "main", (), ()
 
     def __init__(self, worker_class=ReferenceWorker):
         self.worker_class, self.sent = worker_class, []
