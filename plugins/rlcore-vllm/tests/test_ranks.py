@@ -1,6 +1,7 @@
 """Two ranks, as one shared engine or one engine each, sample the same as `hf`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduling")]
 def test_two_ranks_sample_the_same_as_hf_before_and_after_new_weights(tensor_parallel, places, small_model, tmp_path):
     model = save_tiny("Qwen2", tmp_path, small_model)
     command = [sys.executable, str(Path(__file__).parent / "rank.py")]
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [
-        subprocess.Popen([*command, str(rank), "2", str(tensor_parallel), model, str(tmp_path)]) for rank in range(2)
+        subprocess.Popen([*command, str(rank), "2", str(tensor_parallel), model, str(tmp_path)], env=path)
+        for rank in range(2)
     ]
     try:
         assert [process.wait(timeout=HANG_S) for process in processes] == [0, 0]
