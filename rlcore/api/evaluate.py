@@ -50,10 +50,9 @@ def evaluate(
 
     The other arguments are those of `train`; by default, the settings are those of the run.
     """
-    path = model.directory if isinstance(model, Result) else model
-    is_path = isinstance(path, str | os.PathLike)
+    path, loaded = path_or_model(model)
     inputs = read_inputs(
-        model=None if is_path else model,
+        model=loaded,
         tokenizer=tokenizer,
         eval_data=data,
         reward=reward,
@@ -62,7 +61,7 @@ def evaluate(
         runtime=runtime,
     )
     with in_python():
-        return evaluate_inputs(Path(path) if is_path else None, inputs, samples=True)
+        return evaluate_inputs(path, inputs, samples=True)
 
 
 def evaluate_inputs(path: Path | None, inputs: Inputs, *, samples: bool) -> Evaluation:
@@ -97,6 +96,12 @@ def evaluate_inputs(path: Path | None, inputs: Inputs, *, samples: bool) -> Eval
         finally:
             runtime.shutdown()
         return Evaluation(metrics=metrics, samples=found, seconds=time.perf_counter() - start)
+
+
+def path_or_model(given: Any) -> tuple[Path | None, Any]:
+    """Return the path of a run, a checkpoint or a model directory, and None; or None, and a loaded model."""
+    given = given.directory if isinstance(given, Result) else given
+    return (Path(given), None) if isinstance(given, str | os.PathLike) else (None, given)
 
 
 @contextmanager

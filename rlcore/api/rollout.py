@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.api.evaluate import compose_located, located
+from rlcore.api.evaluate import compose_located, located, path_or_model
 from rlcore.api.inputs import PREFIX, Inputs, read_inputs
 from rlcore.api.run import PlannedRun, Result, in_python, launch
 from rlcore.errors import ConfigError
@@ -44,10 +44,9 @@ def rollout(
     The other arguments are those of `train`. `rlcore.train(…, settings={"schedule.replay": directory})` trains on the
     samples.
     """
-    path = model.directory if isinstance(model, Result) else model
-    is_path = isinstance(path, str | os.PathLike)
+    path, loaded = path_or_model(model)
     inputs = read_inputs(
-        model=None if is_path else model,
+        model=loaded,
         tokenizer=tokenizer,
         data=data,
         reward=reward,
@@ -58,7 +57,7 @@ def rollout(
     )
     target = Path(directory).absolute()
     with in_python():
-        roll_out(Path(path) if is_path else None, target, inputs, "rlcore.rollout(…)")
+        roll_out(path, target, inputs, "rlcore.rollout(…)")
     return Result(target)
 
 
