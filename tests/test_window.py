@@ -71,31 +71,32 @@ def adversary(random):
     return finish
 
 
+def random_window(chance):
+    per_step, ahead = chance.randint(1, 6), chance.randint(0, 3)
+    return Window(per_step=per_step, steps_ahead=ahead, max_staleness=ahead + chance.randint(0, 4))
+
+
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_no_schedule_exceeds_the_staleness_or_gets_stuck(first):
     for seed in range(first, first + 500):
         chance = random.Random(seed)
-        per_step, ahead = chance.randint(1, 6), chance.randint(0, 3)
-        limit = ahead + chance.randint(0, 4)
-        window = Window(per_step=per_step, steps_ahead=ahead, max_staleness=limit)
+        window = random_window(chance)
 
-        def refill(chance=chance, per_step=per_step):
+        def refill(chance=chance, per_step=window.per_step):
             return [chance.randint(1, per_step) for _ in range(chance.choice([0, 0, 0, 1, 2]))]
 
         staleness, _ = run(window, 30, refill, adversary(chance))
 
-        assert set(staleness) <= set(range(limit + 1)), f"seed {seed}"
+        assert set(staleness) <= set(range(window.max_staleness + 1)), f"seed {seed}"
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 500))
 def test_engines_that_fail_change_no_bound(first):
     for seed in range(first, first + 500):
         chance = random.Random(seed)
-        per_step, ahead = chance.randint(1, 6), chance.randint(0, 3)
-        limit = ahead + chance.randint(0, 4)
-        window = Window(per_step=per_step, steps_ahead=ahead, max_staleness=limit)
+        window = random_window(chance)
 
-        def refill(chance=chance, per_step=per_step):
+        def refill(chance=chance, per_step=window.per_step):
             return [chance.randint(1, per_step) for _ in range(chance.choice([0, 0, 1]))]
 
         def lose(positions, chance=chance):
@@ -103,7 +104,7 @@ def test_engines_that_fail_change_no_bound(first):
 
         staleness, _ = run(window, 30, refill, adversary(chance), lose)
 
-        assert set(staleness) <= set(range(limit + 1)), f"seed {seed}"
+        assert set(staleness) <= set(range(window.max_staleness + 1)), f"seed {seed}"
 
 
 def test_a_group_that_is_requested_again_gets_the_deadline_of_new_ones():
