@@ -77,7 +77,7 @@ CASES = {
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What happened, in virtual seconds."""
+    """Events and measurements of a simulated run, in virtual seconds."""
 
     begin_s: float = 0.0
     """When the first step after the warm-up begins."""

@@ -60,7 +60,7 @@ class Result:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """What the run logged, from metrics.jsonl: `step` and metrics, from step 0, the evaluation before training.
+        """Lines of metrics.jsonl: `step` and what was logged for it; step 0 is the evaluation before training.
 
         A value that is not finite is NaN.
         """

@@ -98,7 +98,7 @@ class Readiness:
 
     @property
     def is_paused(self) -> bool:
-        """Whether calls of `generate` have to wait."""
+        """Return whether calls of `generate` have to wait."""
         return self._resumed is not None
 
     def pause(self) -> None:
