@@ -1,6 +1,6 @@
 """Datasets of conversations: which part is the prompt, and which tokens are the response."""
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 from transformers import AutoTokenizer
@@ -18,6 +18,7 @@ CHATML = (
 )
 WITHOUT_END = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 THINKS = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
+FORGETS = CHATML.replace("{{ m.content | trim }}", "{{ (m.content if m.role == 'user' or loop.last else '') | trim }}")
 SYSTEM = {"role": "system", "content": "Be kind."}
 ASK = {"role": "user", "content": "Who?"}
 GOOD = {"role": "assistant", "content": " Lily. "}
@@ -34,20 +35,26 @@ def tokenizer(assets):
     return made
 
 
-def prepare(tokenizer, *rows, responses=("response",), **options):
-    return PromptBuilder(tokenizer, PromptOptions(**options), responses=responses).prepare(Rows(*rows))
+def prepare(tokenizer, *rows, responses=("response",), every_turn=False, **options):
+    builder = PromptBuilder(tokenizer, PromptOptions(**options), responses=responses, every_turn=every_turn)
+    return builder.prepare(Rows(*rows))
+
+
+def samples_batch(tokenizer, prepared, columns, max_tokens=64):
+    rows = {name: object_array(prepared.rows[name]) for name in columns}
+    numbers = {"group_id": range(len(prepared)), "prompt_id": range(len(prepared))}
+    prompts = Batch.of(lengths=prepared.lengths, tokens={"input_ids": prepared.token_ids}, rows=rows | numbers)
+    return demonstrate(prompts, columns, tokenizer, max_tokens)
 
 
 def samples_of(tokenizer, prepared, columns):
     """Return the texts of prompt and response that are trained on."""
-    rows = {name: object_array(prepared.rows[name]) for name in columns}
-    numbers = {"group_id": range(len(prepared)), "prompt_id": range(len(prepared))}
-    prompts = Batch.of(lengths=prepared.lengths, tokens={"input_ids": prepared.token_ids}, rows=rows | numbers)
-    samples = demonstrate(prompts, columns, tokenizer, 64)
+    samples = samples_batch(tokenizer, prepared, columns, 256)
     spans = list(pairwise([*samples.offsets().tolist()]))
     ids, mask = samples["input_ids"], samples["loss_mask"]
     split = [(ids[a:b][~mask[a:b]], ids[a:b][mask[a:b]]) for a, b in spans]
-    return [(tokenizer.decode(prompt), tokenizer.decode(response)) for prompt, response in split]
+    texts = [(tokenizer.decode(prompt), tokenizer.decode(response)) for prompt, response in split]
+    return [(prompt, response.replace("<|im_end|> ", "<|im_end|>")) for prompt, response in texts]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +62,7 @@ def samples_of(tokenizer, prepared, columns):
     [
         pytest.param({"messages": [ASK, GOOD]}, {}, id="messages"),
         pytest.param({"chat": [ASK, GOOD]}, {"prompt_column": "chat"}, id="column-of-another-name"),
+        pytest.param({"a": {"chat": [ASK, GOOD]}}, {"prompt_column": "a.chat"}, id="field-of-a-column"),
         pytest.param({"prompt": [ASK], "response": [GOOD]}, {}, id="response-as-messages"),
         pytest.param({"prompt": "Who?", "response": [ASK, GOOD]}, {}, id="response-repeats-its-prompt"),
         pytest.param({"response": [ASK, GOOD]}, {}, id="no-column-of-prompts"),
@@ -66,6 +74,21 @@ def test_the_last_answer_is_learned_as_the_template_renders_it(tokenizer, row, o
 
     (sample,) = samples_of(tokenizer, prepared, ["response"])
     assert sample == ("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n", "Lily.<|im_end|>")
+
+
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+TOOL = {"role": "tool", "content": "5"}
+
+
+def test_messages_with_tool_calls_need_no_content(tokenizer):
+    prepared = prepare(tokenizer, {"messages": [ASK, CALL, TOOL, GOOD]})
+    assert samples_of(tokenizer, prepared, ["response"])[0][1] == "Lily.<|im_end|>"
+
+    prepared = prepare(tokenizer, {"prompt": [ASK], "response": [ASK, CALL]})
+    assert samples_of(tokenizer, prepared, ["response"])[0][1] == "<|im_end|>"
+    tokenizer.chat_template = None
+    with pytest.raises(DataError, match="has several messages or tool calls, which need a chat template"):
+        prepare(tokenizer, {"prompt": "Who?", "response": [CALL]})
 
 
 def test_earlier_answers_and_the_system_message_are_the_prompt(tokenizer):
@@ -95,6 +118,79 @@ def test_pairs_of_conversations_are_a_prompt_and_two_responses(tokenizer, row):
     ]
 
 
+def test_every_answer_of_a_conversation_is_learned_and_nothing_else(tokenizer):
+    messages = [SYSTEM, ASK, GOOD, MORE, BAD, BAD, ASK, GOOD]
+    prepared = prepare(tokenizer, {"messages": messages}, every_turn=True)
+
+    samples = samples_batch(tokenizer, prepared, ["response"], 256)
+
+    by_hand = [
+        (False, "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"),
+        (True, "Lily.<|im_end|>"),
+        (False, "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"),
+        (True, "Tom.<|im_end|>"),
+        (False, "\n<|im_start|>assistant\n"),
+        (True, "Tom.<|im_end|>"),
+        (False, "\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"),
+        (True, "Lily.<|im_end|>"),
+    ]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert whole == "".join(text for _, text in by_hand) + "\n"
+    prompt, rest = by_hand[0][1], "".join(text for _, text in by_hand[1:])
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, rest)]
+    assert samples["input_ids"].tolist() == [*ids[0], *ids[1]]
+    tokens = zip(samples["loss_mask"].tolist(), samples["input_ids"].tolist(), strict=True)
+    spans = [(learned, [token for _, token in span]) for learned, span in groupby(tokens, key=lambda pair: pair[0])]
+    assert [(learned, tokenizer.decode(span)) for learned, span in spans] == by_hand
+    assert samples["num_loss_tokens"].tolist() == [int(samples["loss_mask"].sum())]
+    assert samples["finish_reason"].tolist() == ["stop"]
+
+
+def test_only_the_last_answer_is_learned_by_default(tokenizer):
+    (sample,) = samples_of(tokenizer, prepare(tokenizer, {"messages": [ASK, GOOD, MORE, BAD]}), ["response"])
+
+    assert sample[1] == "Tom.<|im_end|>"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 8, 12, 40])
+def test_a_long_conversation_is_cut_at_the_limit(tokenizer, max_tokens):
+    prepared = prepare(tokenizer, {"messages": [ASK, GOOD, MORE, BAD]}, every_turn=True)
+    whole = samples_batch(tokenizer, prepared, ["response"])
+
+    cut = samples_batch(tokenizer, prepared, ["response"], max_tokens)
+
+    kept = int(prepared.lengths[0]) + max_tokens
+    assert cut["input_ids"].tolist() == whole["input_ids"].tolist()[:kept]
+    assert cut["loss_mask"].tolist() == whole["loss_mask"].tolist()[:kept]
+    assert cut["truncated"].tolist() == [kept < len(whole["input_ids"])]
+
+
+def test_a_completion_of_several_messages_is_learned_without_the_questions_in_it(tokenizer):
+    prepared = prepare(tokenizer, {"prompt": [ASK], "response": [GOOD, MORE, BAD]})
+
+    (sample,) = samples_of(tokenizer, prepared, ["response"])
+    assert sample[1] == "Lily.<|im_end|>Tom.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "responses"),
+    [
+        ([ASK, GOOD, MORE, GOOD], [ASK, GOOD, MORE, BAD], ["Lily.<|im_end|>", "Tom.<|im_end|>"]),
+        ([ASK, GOOD, MORE, GOOD], [ASK, BAD], ["Lily.<|im_end|>Lily.<|im_end|>", "Tom.<|im_end|>"]),
+        ([ASK, GOOD], [ASK, GOOD, MORE, BAD], ["Lily.<|im_end|>", "Lily.<|im_end|>Tom.<|im_end|>"]),
+        ([SYSTEM, ASK, BAD], [SYSTEM, ASK, BAD], ["Tom.<|im_end|>", "Tom.<|im_end|>"]),
+        ([ASK, {**GOOD, "name": None}], [{**ASK, "name": None}, BAD], ["Lily.<|im_end|>", "Tom.<|im_end|>"]),
+    ],
+    ids=["last-differs", "first-differs", "one-is-longer", "equal", "keys-without-value"],
+)
+def test_the_prompt_of_a_pair_is_what_its_conversations_share(tokenizer, chosen, rejected, responses):
+    prepared = prepare(tokenizer, {"chosen": chosen, "rejected": rejected}, responses=("chosen", "rejected"))
+
+    samples = samples_of(tokenizer, prepared, ["chosen", "rejected"])
+
+    assert [response for _, response in samples] == responses
+
+
 def test_a_template_without_end_of_turn_gets_the_end_of_sequence(tokenizer):
     tokenizer.chat_template = WITHOUT_END
 
@@ -107,6 +203,13 @@ def test_without_a_template_the_content_is_the_text(tokenizer):
     prepared = prepare(tokenizer, {"prompt": "Who?", "response": [BAD]}, chat="never")
 
     assert samples_of(tokenizer, prepared, ["response"])[0][1] == "Tom." + tokenizer.eos_token
+
+
+def test_several_messages_need_a_template(tokenizer):
+    with pytest.raises(
+        DataError, match="column 'response' has several messages or tool calls, which need a chat template"
+    ):
+        prepare(tokenizer, {"prompt": "Who?", "response": [BAD, MORE, GOOD]}, chat="never")
 
 
 def test_texts_are_learned_as_they_are(tokenizer):
@@ -132,6 +235,12 @@ def test_texts_are_learned_as_they_are(tokenizer):
             THINKS,
             "rows, row 1: column 'chosen' cannot be separated from its prompt: the chat template renders",
             id="template-that-changes-the-prompt",
+        ),
+        pytest.param(
+            {"prompt": "Who?", "chosen": [GOOD, MORE, BAD], "rejected": [BAD]},
+            FORGETS,
+            "rows, row 1: column 'chosen' has an answer, message 1, that the chat template renders differently once",
+            id="template-that-changes-earlier-answers",
         ),
     ],
 )

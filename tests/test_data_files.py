@@ -1,5 +1,6 @@
 """`FileDataset`: supported files, and error messages for files that cannot be read."""
 
+import csv
 import json
 import sys
 
@@ -20,6 +21,13 @@ def write_jsonl(path, rows=ROWS):
 
 def write_json(path):
     path.write_text(json.dumps(ROWS), encoding="utf-8")
+
+
+def write_csv(path):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ROWS[0])
+        writer.writeheader()
+        writer.writerows(ROWS)
 
 
 def write_parquet(path):
@@ -47,6 +55,7 @@ def message(spec, **options):
         ("a.jsonl", write_jsonl),
         ("a.json", write_json),
         ("lines.json", write_jsonl),
+        ("a.csv", write_csv),
         ("a.parquet", write_parquet),
         ("file.arrow", write_arrow(pa.ipc.new_file)),
         ("stream.arrow", write_arrow(pa.ipc.new_stream)),
@@ -60,6 +69,52 @@ def test_every_format_gives_the_same_rows(tmp_path, name, write):
     assert [dataset[index] for index in range(len(dataset))] == ROWS
     assert dataset.columns == ["question", "answer"]
     assert dataset.name == str(tmp_path / name)
+
+
+def test_a_table_of_text_has_its_texts_objects_and_gaps(tmp_path):
+    path = tmp_path / "a.csv"
+    messages = [{"role": "user", "content": "Who, me?"}]
+    cells = ['"two, lines\nand ""quotes"""', '"' + json.dumps(messages).replace('"', '""') + '"', "[1] as text", "{x}"]
+    path.write_bytes(("\ufeffprompt,chat,note,set\r\n" + ",".join(cells) + '\r\n\r\nb,,"[1, 2]",[]\r\n').encode())
+
+    dataset = FileDataset(str(path))
+
+    assert dataset.columns == ["prompt", "chat", "note", "set"]
+    assert [dataset[0], dataset[1]] == [
+        {"prompt": 'two, lines\nand "quotes"', "chat": messages, "note": "[1] as text", "set": "{x}"},
+        {"prompt": "b", "chat": None, "note": "[1, 2]", "set": "[]"},
+    ]
+    assert [dataset.where(0), dataset.where(1)] == [f"{path}:2", f"{path}:5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a,b\n1,2\n1,2,3\n", ":3: 3 values for the 2 columns a, b\nQuote a value that has a comma"),
+        ("a,b\n1\n", ":2: 1 values for the 2 columns a, b\nQuote"),
+        ("a,a\n1,2\n", ":1: two columns have the same name: a, a\nRename one"),
+        ('a,b\n1,"2\n3,4\n', ":2: not valid CSV: unexpected end of data\nWrite a quote within quotes twice."),
+        ("a,b\n", " has no rows"),
+        ("", " has no rows"),
+        ("a\n" + '"' + '[{""x"": ' + "[" * 80 + "]" * 80 + '}]"\n', ":2: nests lists and objects more than 64 deep"),
+    ],
+    ids=["many", "few", "twice", "quote", "header", "empty", "deep"],
+)
+def test_a_broken_table_of_text_is_named_with_its_line(tmp_path, text, problem):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+
+    assert message(path).startswith(f"{path}{problem}")
+
+
+def test_a_table_of_text_may_have_long_values_and_must_be_utf8(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "x" * 200_000 + ",1\n")
+    assert len(FileDataset(str(path))[0]["a"]) == 200_000
+    assert csv.field_size_limit() == 131_072
+
+    path.write_bytes(b"a\n\xe9\n")
+    assert message(path).endswith("invalid continuation byte\nSave the file as UTF-8.")
 
 
 def test_keys_that_differ_are_united_and_filled_with_none(tmp_path):
@@ -226,7 +281,7 @@ def test_missing_file_suggests_the_nearest_name(tmp_path):
         ("{0}/*.parquet", "no file matches '{0}/*.parquet'"),
         ("{0}", "'{0}' holds no file that can be read"),
         (" , ", "the path of a dataset is empty"),
-        ("{0}/a.csv", "{0}/a.csv: cannot read files that end in '.csv'."),
+        ("{0}/a.txt", "{0}/a.txt: cannot read files that end in '.txt'."),
         ("{0}/a.parqet", "{0}/a.parqet: cannot read files that end in '.parqet'. Did you mean '.parquet'?"),
     ],
     ids=["no directory", "no match", "empty directory", "nothing", "unknown kind", "misspelled kind"],
@@ -238,7 +293,7 @@ def test_path_without_data_is_refused_with_the_accepted_formats(tmp_path, spec, 
     first, second = message(spec.format(tmp_path)).splitlines()
 
     assert first == problem.format(tmp_path)
-    assert second.startswith("Write a .jsonl, .json, .parquet or .arrow file")
+    assert second.startswith("Write a .jsonl, .json, .csv, .parquet or .arrow file")
 
 
 def test_directory_of_several_kinds_asks_for_a_glob(tmp_path):

@@ -1,4 +1,4 @@
-"""`FileDataset`: rows of JSONL, JSON, Parquet and Arrow files, the built-in dataset.
+"""`FileDataset`: rows of JSONL, JSON, CSV, Parquet and Arrow files, the built-in dataset.
 
 Created at the start of a run (registry kind `dataset`, name `files`). It reads all rows at once, so that a broken line
 is reported before GPU time is spent. `rlcore.data.prompts` turns the rows into prompts.
@@ -6,23 +6,24 @@ is reported before GPU time is spent. `rlcore.data.prompts` turns the rows into 
 
 from __future__ import annotations
 
+import csv
 import glob
 import json
 import logging
 import os
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcore.data.hub import is_hub_name, read_hub
 from rlcore.errors import DataError, did_you_mean, import_optional
 
 logger = logging.getLogger(__name__)
 
-_WHAT_TO_WRITE = (
-    "Write a .jsonl, .json, .parquet or .arrow file, a directory of such files, a glob, or a comma-separated list."
-)
+_WHAT_TO_WRITE = "Write a .jsonl, .json, .csv, .parquet or .arrow file, a directory of such files, a glob, or a comma-separated list."
 _MAX_DEPTH = 64
 _TOO_DEEP = f"nests lists and objects more than {_MAX_DEPTH} deep\nWrite that value as text, or remove the row."
 _JSON_LINE = 'Each line must be one JSON object: {"prompt": "..."}. Correct the line or remove it.'
@@ -93,6 +94,8 @@ def _expand_part(part: str) -> list[Path]:
         if not found:
             raise DataError(f"no file matches '{part}'\n{_WHAT_TO_WRITE}")
         return found
+    if is_hub_name(part) and path.suffix not in _READERS:
+        return [path]
     raise DataError(f"no such file: '{part}'{_near(path)}\n{_WHAT_TO_WRITE}")
 
 
@@ -130,6 +133,8 @@ def _shards_of_saved_dataset(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> _File:
+    if not path.exists():
+        return _File(path=path, rows=read_hub(str(path)))
     reader = _READERS.get(path.suffix)
     if reader is None:
         hint = did_you_mean(path.suffix, list(_READERS))
@@ -203,6 +208,58 @@ def _read_json(path: Path) -> _File:
     return _File(path=path, rows=rows)
 
 
+def _read_csv(path: Path) -> _File:
+    """Read a table with a header; an empty cell is None, and an object or a list of objects as JSON is read as such."""
+    allowed = csv.field_size_limit(sys.maxsize)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = dict(_csv_rows(path, csv.reader(stream, strict=True)))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8: {error.reason}\nSave the file as UTF-8.") from error
+    finally:
+        csv.field_size_limit(allowed)
+    return _File(path=path, rows=list(rows.values()), lines=list(rows))
+
+
+def _csv_rows(path: Path, reader: Any) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the first line and the values of each row."""
+    header: list[str] = []
+    line = 1
+    try:
+        for cells in reader:
+            where, number, line = f"{path}:{line}", line, reader.line_num + 1
+            if not header and len(set(cells)) < len(cells):
+                raise DataError(f"{where}: two columns have the same name: {', '.join(cells)}\nRename one of them.")
+            if header and cells and len(cells) != len(header):
+                raise DataError(
+                    f"{where}: {len(cells)} values for the {len(header)} columns {', '.join(header)}\n"
+                    'Quote a value that has a comma or a line break: "a, b"'
+                )
+            if header and cells:
+                yield number, {name: _cell(cell, where) for name, cell in zip(header, cells, strict=True)}
+            header = header or cells
+    except csv.Error as error:
+        raise DataError(f"{path}:{line}: not valid CSV: {error}\nWrite a quote within quotes twice.") from error
+
+
+def _cell(text: str, where: str) -> object:
+    """Return the value of a cell of a CSV file."""
+    if not text.startswith(("{", "[")):
+        return text or None
+    try:
+        value = json.loads(text)
+    except ValueError:  # a text that begins with a bracket
+        return text
+    except RecursionError:
+        raise DataError(f"{where}: {_TOO_DEEP}") from None
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(isinstance(item, dict) for item in items):
+        return text  # such as [1, 2]
+    if _is_too_deep(value):
+        raise DataError(f"{where}: {_TOO_DEEP}")
+    return value
+
+
 def _read_parquet(path: Path) -> _File:
     parquet = _pyarrow(path, "pyarrow.parquet")
     return _File(path=path, rows=_rows_of_table(path, lambda: parquet.read_table(path)))
@@ -238,6 +295,7 @@ def _pyarrow(path: Path, module: str) -> Any:
 _READERS: dict[str, Callable[[Path], _File]] = {
     ".jsonl": read_jsonl,
     ".json": _read_json,
+    ".csv": _read_csv,
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,
 }

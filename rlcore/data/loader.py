@@ -4,8 +4,9 @@ It handles only numbers, neither text nor tokens: a `prompt_id` is the index of 
 `rlcore.data.prompts.PreparedPrompts`.
 
 A position counts the prompts of a run over all epochs: position p is entry p % num_prompts of epoch
-p // num_prompts. The run's seed determines prompt and seed of a position, so a checkpoint needs only the next position
-and those that were issued but not consumed:
+p // num_prompts. (In a mixture, p is the number of earlier positions with the same data set; see mixture.py.) The
+run's seed determines prompt and seed of a position, so a checkpoint needs only the next position and those that were
+issued but not consumed:
 
     issue -> (in flight) -> finish -> (finished) -> consume
 
@@ -17,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
+from rlcore.data.mixture import Mixture
 from rlcore.errors import ConfigError
 
 _MASK_64: Final = 2**64 - 1
@@ -30,6 +33,7 @@ _MISMATCH: Final = {
     "num_prompts": f"{{made}} was made with {{then}} prompts; the dataset has {{now}} now\n{_SAME_DATA}",
     "seed": "{made} was made with run.seed={then}, not {now}\nType run.seed={then}, {otherwise}",
     "shuffle": "{made} was made with data.shuffle={then}, not {now}\nType data.shuffle={then}, {otherwise}",
+    "weights": "{made} was made with data.weights={then}, not {now}\nType these weights, {otherwise}",
     "samples_per_prompt": "{made} was made with sampling.samples_per_prompt={then}, not {now}: sample ids would repeat\n"
     "Type sampling.samples_per_prompt={then}, {otherwise}",
     "fingerprint": "the prompts differ from those of {made} (fingerprint {now}, then {then})\n"
@@ -56,8 +60,8 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-# four, because a step may cross the end of an epoch, and evaluation may have its own loader
-@lru_cache(maxsize=4)
+# a step may cross the end of an epoch, of each data set
+@lru_cache(maxsize=64)
 def _shuffled(num_prompts: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of an epoch: prompts sorted by 64 raw bits each, which do not depend on numpy's version."""
     bits = np.random.Philox(key=np.array([seed & _MASK_64, epoch], dtype=np.uint64)).random_raw(num_prompts)
@@ -78,7 +82,7 @@ class Issued:
 
 
 class PromptLoader:
-    """An endless sequence of prompts in seeded order; each epoch has every prompt once.
+    """An endless sequence of prompts in seeded order; each epoch, of each data set, has every prompt once.
 
     A step may cross the end of an epoch, so none is dropped from an incomplete step. A prompt counts as consumed once
     it is trained on or dropped for good. `load_state_dict(state_dict())` on the same loader issues all outstanding
@@ -93,6 +97,7 @@ class PromptLoader:
         fingerprint: str = "",
         columns: Mapping[str, str] | None = None,
         samples_per_prompt: int | None = None,
+        mixture: Mapping[str, tuple[int, float]] = MappingProxyType({}),
     ) -> None:
         """Create a loader that refuses states of other data.
 
@@ -100,20 +105,25 @@ class PromptLoader:
             fingerprint: fingerprint of the prompts.
             columns: fingerprint of each column.
             samples_per_prompt: samples of each prompt, on which sample ids depend.
+            mixture: name -> number of prompts and weight of each data set, in order; empty: there is one.
         """
         if num_prompts < 1:
             raise ConfigError(
                 "there are no prompts to load\nCheck data.train, data.max_prompt_tokens and data.overlong."
             )
+        weights = {name: weight for name, (_, weight) in mixture.items()}
         self._identity = {
             "num_prompts": num_prompts,
             "seed": seed,
             "shuffle": shuffle,
             "fingerprint": fingerprint,
             "samples_per_prompt": samples_per_prompt,
+            "weights": weights,
         }
+        self._mixture = Mixture(weights, seed) if mixture else None
+        self._sizes = [size for size, _ in mixture.values()] or [num_prompts]
         self._columns = dict(columns or {})
-        self._num_prompts, self._seed, self._shuffle = num_prompts, seed, shuffle
+        self._seed, self._shuffle = seed, shuffle
         self._next_position = 0
         self._again: list[int] = []
         self._in_flight: set[int] = set()
@@ -188,8 +198,11 @@ class PromptLoader:
 
     def at(self, position: int) -> Issued:
         """Return the prompt at a position, issued or not."""
-        epoch, index = divmod(position, self._num_prompts)
-        prompt_id = int(_shuffled(self._num_prompts, self._seed, epoch)[index]) if self._shuffle else index
+        number, place = self._mixture.at(position) if self._mixture else (0, position)
+        size, first = self._sizes[number], sum(self._sizes[:number])
+        epoch, index = divmod(place, size)
+        seed = mix(self._seed, number) if number else self._seed
+        prompt_id = first + (int(_shuffled(size, seed, epoch)[index]) if self._shuffle else index)
         return Issued(prompt_id=prompt_id, epoch=epoch, position=position, request_seed=mix(self._seed, position))
 
 

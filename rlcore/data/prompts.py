@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from rlcore.data.chat import ChatTemplate, Tools, tools_of
 from rlcore.data.columns import RESERVED_COLUMNS, REWARD_PREFIX
-from rlcore.data.conversations import Message, as_messages, is_answered, response_text, split
+from rlcore.data.conversations import Message, as_messages, is_answered, is_message, response_text, split
+from rlcore.data.fields import FieldFormatter, Table, names_of, no_column, renamed, values_of
 from rlcore.data.fingerprints import fingerprint_of
-from rlcore.data.limits import LIMIT_BYTES, limited
+from rlcore.data.limits import limited
+from rlcore.data.options import PromptOptions
 from rlcore.data.text import unencodable
-from rlcore.errors import ConfigError, DataError, did_you_mean
+from rlcore.errors import ConfigError, DataError
 from rlcore.protocols.optional import NamesRows
 
 if TYPE_CHECKING:
@@ -37,26 +39,6 @@ Prompt: TypeAlias = str | Sequence[Message]
 
 _CANDIDATES: Final = ("prompt", "messages", "question", "text")
 _CHUNK: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptOptions:
-    """Conversion of a row to a prompt. Example: PromptOptions(template="Question: {question}\\nAnswer:", chat="never")"""
-
-    prompt_column: str = ""
-    """Column with text or messages; empty: `prompt`, else the only one of `messages`, `question` and `text`."""
-    template: str = ""
-    """Format string over columns, instead of a prompt column: "Q: {question}\\nA:"."""
-    system: str = ""
-    """System message before the prompt; requires a chat template."""
-    chat: Literal["auto", "always", "never"] = "auto"
-    """Wrap a plain text as a user message with the chat template; auto: if the tokenizer has one."""
-    rename: Mapping[str, str] = field(default_factory=dict)
-    """New names of columns: {old: new}; all other options use the new names."""
-    max_prompt_tokens: int = 1024
-    """Maximum number of tokens in a prompt."""
-    overlong: Literal["error", "drop", "truncate"] = "error"
-    """Handling of a longer prompt; truncate keeps its last tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,76 +89,73 @@ class PromptBuilder:
         *,
         reserved: frozenset[str] = RESERVED_COLUMNS,
         responses: Sequence[str] = (),
+        every_turn: bool = False,
     ) -> None:
         """Check the options against the Hugging Face `tokenizer`.
 
-        Data must not have the `reserved` columns or `reward:<name>`; `responses` are columns to learn from."""
+        Data must not have the `reserved` columns or `reward:<name>`; `responses` are columns to learn from, `every_turn`
+        of a conversation or the last."""
         _check_options(options)
-        self._responses = responses
+        self._responses, self._every_turn = responses, every_turn
         self._tokenizer, self._options, self._reserved = tokenizer, options, reserved
+        self._chat = ChatTemplate(tokenizer, options)
         eos = tokenizer.eos_token_id
         self._appends_eos = eos is not None and tokenizer("a")["input_ids"][-1:] == [eos]
-        self._has_template = bool(tokenizer.chat_template)
-        if options.chat == "always" and not self._has_template:
-            raise DataError(
-                f"data.chat=always, but {self._no_template}\nType data.chat=never, or use a model that has one."
-            )
-        self._wraps_text = options.chat != "never" and self._has_template
-        if options.system and not self._wraps_text:
-            reason = "data.chat=never" if options.chat == "never" else self._no_template
-            raise ConfigError(
-                f"data.system is set, but {reason}\nPut the text into data.template, or use a model with a chat template."
-            )
-
-    @property
-    def _no_template(self) -> str:
-        return f"the tokenizer of '{self._tokenizer.name_or_path}' has no chat template"
 
     def prepare(self, dataset: Dataset) -> PreparedPrompts:
         """Read all rows; raise a DataError for the first problem, naming its row."""
         table = self._table(dataset)
         if self._responses and not self._options.template:
             named = self._options.prompt_column or next((name for name in _CANDIDATES if name in table), None)
-            table = split(table, named, self._responses)
-        prompts = self._prompts(dataset, table)
+            table = split(table, named, self._responses, self._every_turn)
+        prompts, tools = self._prompts(dataset, table), self._tools(dataset, table)
         token_ids: list[np.ndarray] = []
         for start in range(0, len(prompts), _CHUNK):
             texts = []
             with limited() as restart_clock:
                 for index, prompt in enumerate(prompts[start : start + _CHUNK], start):
                     restart_clock()
-                    texts.append(self._text(prompt, dataset, index))
+                    where = _where(dataset, index)
+                    texts.append(self._text(prompt, where, tools[index]))
                     for name in filter(table.__contains__, self._responses):
-                        table[name][index] = self._response(table[name][index], prompt, texts[-1], dataset, index, name)
+                        table[name][index] = self._response(
+                            table[name][index], prompt, texts[-1], where, name, tools[index]
+                        )
             _check_encodable(texts, dataset, start)
             token_ids += self._encode(texts)
         return self._assemble(dataset, {**table, "prompt": prompts}, token_ids)
 
     def _table(self, dataset: Dataset) -> dict[str, list[Any]]:
-        """Return the columns under their new names."""
-        names = _renamed(dataset, self._options.rename)
-        clashes = sorted(name for name in names if name in self._reserved or name.startswith(REWARD_PREFIX))
+        """Return the columns under their new names, and fields that have a new name or hold responses."""
+        if not len(dataset):
+            raise DataError(f"{dataset.name} has no rows\nGive another data.train or data.eval.")
+        rows = [dataset[index] for index in range(len(dataset))]
+        table = renamed(
+            {name: [row.get(name) for row in rows] for name in dataset.columns}, self._options.rename, dataset.name
+        )
+        clashes = sorted(name for name in table if name in self._reserved or name.startswith(REWARD_PREFIX))
         if clashes:
             free = {name: f"data_{name.removeprefix(REWARD_PREFIX)}" for name in clashes}
+            before = {new: old for old, new in self._options.rename.items()}
             # a key ends at a colon in the grammar of the command line
-            rename = ", ".join(names[name].replace(":", r"\:") + f": {new}" for name, new in free.items())
+            rename = ", ".join(before.get(name, name).replace(":", r"\:") + f": {new}" for name, new in free.items())
             raise DataError(
                 f"{dataset.name} has columns that rlcore writes itself: {', '.join(clashes)}\n"
                 f"Rename them, for example with 'data.rename={{{rename}}}'."
             )
-        if not len(dataset):
-            raise DataError(f"{dataset.name} has no rows\nGive another data.train or data.eval.")
-        rows = [dataset[index] for index in range(len(dataset))]
-        return {new: [row.get(old) for row in rows] for new, old in names.items()}
+        named = [*self._responses, self._options.prompt_column] if self._responses else []
+        fields = {name: values for name in named if (values := values_of(name, table)) is not None}
+        return table | fields
 
-    def _prompts(self, dataset: Dataset, table: Mapping[str, Sequence[Any]]) -> Sequence[Prompt]:
+    def _prompts(self, dataset: Dataset, table: Table) -> Sequence[Prompt]:
         template = self._options.template
         if template:
-            used = _template_fields(template, dataset, list(table))
-            prompts: Sequence[Prompt] = _fill(template, dataset, {name: table[name] for name in used})
+            columns = _template_fields(template, dataset, table)
+            prompts: Sequence[Prompt] = _fill(template, dataset, columns)
         else:
-            used = [_prompt_column(self._options.prompt_column, dataset, list(table))]
-            prompts = table[used[0]]
+            columns = _prompt_column(self._options.prompt_column, dataset, table)
+            (prompts,) = columns.values()
+        used = list(columns)
         if "prompt" in table and "prompt" not in used:
             raise DataError(
                 f"{dataset.name} has a column 'prompt', but the prompts are made from {', '.join(used)} and take this name\n"
@@ -188,55 +167,44 @@ class PromptBuilder:
                 raise DataError(f"{_where(dataset, index)}: the prompt (from {', '.join(used)}) {problem}")
         return prompts
 
-    def _text(self, prompt: Prompt, dataset: Dataset, index: int) -> str:
-        """Return the text of a prompt, with the chat template applied."""
-        if not self._wraps_text:
-            if isinstance(prompt, str):
-                return prompt
-            reason = "data.chat=never" if self._options.chat == "never" else self._no_template
-            raise DataError(
-                f"{_where(dataset, index)}: the prompt is a list of messages, but {reason}\n"
-                "Use a model whose tokenizer has a chat template, or make the prompt of text columns with data.template."
-            )
-        return self._render(as_messages(prompt), dataset, index)
+    def _tools(self, dataset: Dataset, table: Table) -> Sequence[Tools]:
+        """Return the tools of each row."""
+        name = self._options.tools_column
+        if not name:
+            return [None] * len(dataset)
+        values = values_of(name, table)
+        if values is None:
+            raise ConfigError(f"data.tools_column: {no_column(name, dataset.name, table)}")
+        found = [tools_of(value, f"{_where(dataset, index)}: column '{name}'") for index, value in enumerate(values)]
+        first = next((index for index, tools in enumerate(found) if tools), 0)
+        self._chat.check_tools(found[first], _where(dataset, first))
+        return found
 
-    def _response(self, value: Any, prompt: Prompt, asked: str, dataset: Dataset, index: int, name: str) -> Any:
-        """Return the text of a response that is a list of messages; any other value unchanged."""
+    def _text(self, prompt: Prompt, where: str, tools: Tools) -> str:
+        """Return the text of a prompt, with the chat template applied."""
+        if self._chat.wraps_text:
+            return self._chat.render(as_messages(prompt), where, tools, ask=True)
+        if isinstance(prompt, str):
+            return prompt
+        raise DataError(
+            f"{where}: the prompt is a list of messages, but {self._chat.missing}\n"
+            "Use a model whose tokenizer has a chat template, or make the prompt of text columns with data.template."
+        )
+
+    def _response(self, value: Any, prompt: Prompt, asked: str, where: str, column: str, tools: Tools) -> Any:
+        """Return the text of a response that is a list of messages, or texts of several; any other value unchanged."""
         if not is_answered(value):
             return value
-        render = partial(self._render, dataset=dataset, index=index, ask=False) if self._wraps_text else None
+        render = partial(self._chat.render, where=where, tools=tools) if self._chat.wraps_text else None
         try:
             return response_text(value, as_messages(prompt), asked, render)
         except ValueError as error:
             if isinstance(error, DataError):
                 raise
-            raise DataError(f"{_where(dataset, index)}: column '{name}' {error}") from error
-
-    def _render(self, messages: Sequence[Message], dataset: Dataset, index: int, *, ask: bool = True) -> str:
-        if self._options.system:
-            if messages[0]["role"] == "system":
-                raise DataError(
-                    f"{_where(dataset, index)}: the prompt has a system message, and data.system is set too\n"
-                    "Leave data.system out to keep the row's."
-                )
-            messages = [{"role": "system", "content": self._options.system}, *messages]
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=ask, tokenize=False))
-        except (TimeoutError, MemoryError) as error:
-            limit = error if str(error) else f"needed more than {LIMIT_BYTES / 2**30:g} GiB of memory"
-            raise DataError(
-                f"{_where(dataset, index)}: the chat template of '{self._tokenizer.name_or_path}' {limit}\n"
-                "Fix its loops in chat_template.jinja or tokenizer_config.json, or disable it:  data.chat=never"
-            ) from error
-        except Exception as error:  # a chat template is the model author's code and may raise anything
-            roles = ", ".join(str(message["role"]) for message in messages)
-            raise DataError(
-                f"{_where(dataset, index)}: the chat template refused messages with the roles {roles}: {error}\n"
-                "Fix the messages, or disable the template with data.chat=never and data.template=..."
-            ) from error
+            raise DataError(f"{where}: column '{column}' {error}") from error
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        plain = not self._wraps_text
+        plain = not self._chat.wraps_text
         encoded: list[list[int]] = self._tokenizer(
             texts, add_special_tokens=plain, return_attention_mask=False, return_token_type_ids=False, verbose=False
         )["input_ids"]
@@ -303,67 +271,53 @@ def _check_options(options: PromptOptions) -> None:
         )
 
 
-def _renamed(dataset: Dataset, rename: Mapping[str, str]) -> dict[str, str]:
-    """Return new name -> old name of every column."""
-    for old in rename:
-        if old not in dataset.columns:
-            raise ConfigError(f"data.rename: {_missing(old, dataset, dataset.columns)}")
-    names: dict[str, str] = {}
-    for old in dataset.columns:
-        new = rename.get(old, old)
-        if new in names:
-            raise ConfigError(
-                f"data.rename: the columns '{names[new]}' and '{old}' of {dataset.name} would both be '{new}'\n"
-                "Give each its own name."
-            )
-        names[new] = old
-    return names
-
-
-def _missing(name: str, dataset: Dataset, columns: Sequence[str]) -> str:
-    hint = did_you_mean(name, list(columns))
-    return f"{dataset.name} has no column '{name}'.{hint}\nIt has: {', '.join(columns)}."
-
-
-def _prompt_column(chosen: str, dataset: Dataset, columns: Sequence[str]) -> str:
+def _prompt_column(chosen: str, dataset: Dataset, table: Table) -> Table:
     """Return the prompt column: the chosen one, `prompt`, or the only other candidate."""
     if chosen:
-        if chosen not in columns:
-            raise DataError(f"data.prompt_column: {_missing(chosen, dataset, columns)}")
-        return chosen
-    found = [name for name in _CANDIDATES if name in columns]
+        values = values_of(chosen, table)
+        if values is None:
+            raise DataError(f"data.prompt_column: {no_column(chosen, dataset.name, table)}")
+        return {chosen: values}
+    found = [name for name in _CANDIDATES if name in table]
     if not found:
         raise DataError(
             f"{dataset.name} has none of the columns {', '.join(_CANDIDATES)}\n"
-            f"Type data.prompt_column=<name>; it has: {', '.join(columns)}."
+            f"Type data.prompt_column=<name>; it has: {', '.join(names_of(table))}."
         )
     if found[0] != "prompt" and len(found) > 1:
         raise DataError(
             f"{dataset.name} has several columns that may be the prompt: {', '.join(found)}\n"
             f"Choose one, such as data.prompt_column={found[0]}."
         )
-    return found[0]
+    return {found[0]: table[found[0]]}
 
 
-def _template_fields(template: str, dataset: Dataset, columns: Sequence[str]) -> list[str]:
+def _template_fields(template: str, dataset: Dataset, table: Table) -> Table:
+    """Return the columns and fields that a template names."""
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        names = [name for _, name, _, _ in FieldFormatter().parse(template) if name is not None]
     except ValueError as error:
         raise ConfigError(
             f"data.template is not a valid format string: {error}\nDouble a literal brace: {{{{ or }}}}."
         ) from error
-    fields = [re.split(r"[.\[]", name)[0] for name in names]
-    for name in fields:
-        if name not in columns:
-            raise ConfigError(f"data.template: {_missing(name, dataset, columns)}")
-    if not fields:
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+        root, path = re.split(r"[.\[]", name)[0], name.partition("[")[0]
+        reaches_in = path != root and any(isinstance(value, Mapping) for value in table.get(root, ()))
+        choices = [name, path] if reaches_in else [name, path, root]
+        used = next((it for it in choices if values_of(it, table) is not None), choices[-1])
+        values = values_of(used, table)
+        if values is None:
+            raise ConfigError(f"data.template: {no_column(used, dataset.name, table)}")
+        columns[used] = values
+    if not columns:
         raise ConfigError(
             "data.template names no column, so all prompts would be the same\nPut a column in braces: {question}."
         )
-    return fields
+    return columns
 
 
-def _fill(template: str, dataset: Dataset, columns: Mapping[str, Sequence[Any]]) -> list[str]:
+def _fill(template: str, dataset: Dataset, columns: Table) -> list[str]:
     texts: list[str] = []
     for index, values in enumerate(zip(*columns.values(), strict=True)):
         row = dict(zip(columns, values, strict=True))
@@ -371,7 +325,7 @@ def _fill(template: str, dataset: Dataset, columns: Mapping[str, Sequence[Any]])
             missing = [name for name, value in row.items() if value is None]
             if missing:
                 raise ValueError(f"no value in column '{missing[0]}'")
-            texts.append(template.format_map(row))
+            texts.append(FieldFormatter().vformat(template, (), row))
         except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise DataError(
                 f"{_where(dataset, index)}: cannot fill data.template: {error}\nFix the row, remove it, or change the template."
@@ -387,13 +341,8 @@ def _problem(prompt: Any) -> str | None:
         return None if prompt.strip() else "is only whitespace\nFill it, or remove the row."
     if not isinstance(prompt, list):
         return f"is a {type(prompt).__name__}\nIt must be a text or a list of messages; data.prompt_column=<name> takes another column."
-    for message in prompt:
-        if (
-            not isinstance(message, Mapping)
-            or not isinstance(message.get("role"), str)
-            or message.get("content") is None
-        ):
-            return 'has a message without role or content\nWrite {"role": "user", "content": "..."}.'
+    if not all(map(is_message, prompt)):
+        return 'has a message without role or content\nWrite {"role": "user", "content": "..."}.'
     if prompt[-1]["role"] == "assistant":
         return "ends with a message of the assistant, so there is nothing left to answer\nRemove that message, or learn from it:  algorithm=sft"
     return None

@@ -104,12 +104,22 @@ def read_config(directory: Path) -> Any:
         reason, _, _ = str(cause).partition("\n")
         raise ModelError(
             f"model.path={directory}: config.json cannot be used: {reason}\n"
-            "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
+            "Copy the whole directory again, or install a newer transformers:  pip install --upgrade transformers"
         ) from error
 
 
-def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: str = "eager") -> Any:
-    """Load a causal language model in evaluation mode (no dropout), parameters in `dtype` (default float32).
+def load_model(
+    path: str,
+    *,
+    device: str = "cpu",
+    dtype: Any = None,
+    attention: str = "eager",
+    auto_class: str = "AutoModelForCausalLM",
+) -> Any:
+    """Load a model in evaluation mode (no dropout), parameters in `dtype` (default float32).
+
+    Args:
+        auto_class: class of transformers that loads it.
 
     Raises:
         ModelError: it cannot be loaded, weights and config.json do not match, or some weights are not finite.
@@ -125,7 +135,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     config = read_config(directory)
     try:
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        model, found = getattr(transformers, auto_class).from_pretrained(
             directory,
             config=config,
             dtype=dtype or torch.float32,
@@ -138,8 +148,8 @@ def load_model(path: str, *, device: str = "cpu", dtype: Any = None, attention: 
     except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
         reason, _, _ = str(error).partition("\n")
         raise ModelError(
-            f"model.path={path} cannot be loaded as a causal language model: {reason}\n"
-            "Copy the whole directory again, or let transformers know newer models:  pip install --upgrade transformers"
+            f"model.path={path} cannot be loaded by {auto_class}: {reason}\n"
+            "Copy the whole directory again, or install a newer transformers:  pip install --upgrade transformers"
         ) from error
     check_positions(config, path)
     if missing := sorted(found["missing_keys"]):
