@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -66,7 +66,11 @@ class Assets:
 def locate_assets(config: Config, progress: Callable[[str], None] = lambda line: None) -> Config:
     """Return the config with `quickstart:` paths replaced by real ones."""
     model = replace(config.model, path=locate(config.model.path, progress))
-    data = replace(config.data, train=locate(config.data.train, progress), eval=locate(config.data.eval, progress))
+    train, held_out = (
+        {name: locate(path, progress) for name, path in it.items()} if isinstance(it, Mapping) else locate(it, progress)
+        for it in (config.data.train, config.data.eval)
+    )
+    data = replace(config.data, train=train, eval=held_out)
     return replace(config, model=model, data=data)
 
 

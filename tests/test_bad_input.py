@@ -143,7 +143,7 @@ NAMES = [
     ("preset=quikstart", "no preset named 'quikstart'. Did you mean 'quickstart'?", "There are: gsm8k, quickstart."),
     ("placement=splitt", "no placement named 'splitt'. Did you mean 'split'?", "There are: colocated, split."),
     ("runtime=lcal", "expected one of ray, local; got 'lcal'. Did you mean 'local'?", "Type  runtime.name=ray"),
-    ("trainer.step=3", "trainer.step: no such setting. Did you mean 'steps'?", "Settings of trainer: steps, prompts_per"),
+    ("trainer.step=3", "trainer.step: no such setting. Did you mean 'steps'?", "Settings of trainer: steps, epochs, "),
     ("trainr.steps=3", "trainr.steps: no such setting. Did you mean 'trainer'?", "Settings: preset, model, data, "),
     ("algorithm.epoch=2", "algorithm.epoch: no such setting. Did you mean 'epochs'?", "Settings of algorithm: epochs"),
     ("placement.actr=main", "placement.actr: no role 'actr' in this run. Did you mean 'actor'?", "Roles: actor, "),
@@ -187,6 +187,9 @@ VALUES = [
     ("optimizer.lr=-1", "expected 0 or more, got -1.0", "optimizer.lr=1e-06"),
     ("optimizer.lr=inf", "expected 0 or more, got inf", "optimizer.lr=1e-06"),
     ("critic.optimizer.clip_grad_norm=-1", "expected 0 or more, got -1.0", "critic.optimizer.clip_grad_norm=1.0"),
+    ("optimizer.warmup_ratio=3", "expected a number from 0 to 1, got 3.0", "optimizer.warmup_ratio=0.03"),
+    ("optimizer.momentum=0.9", "expected 0 without name=sgd, got 0.9", "optimizer.momentum=0"),
+    ("optimizer.name=adam", "expected one of adamw, sgd; got 'adam'. Did you mean 'adamw'?", "optimizer.name=adamw"),
     ("optimizer.betas=[0.9,1]", "expected two numbers from 0 to below 1", "optimizer.betas=[0.9,0.999]"),
     ("data.overlong=dorp", "expected one of error, drop, truncate; got 'dorp'. Did you mean 'drop'?", "data.overlong=error"),
     ("pools.main.devices_per_node=0", "expected 1 or more, got 0", "pools.main.devices_per_node=1"),
@@ -336,7 +339,7 @@ def test_a_file_that_is_not_there_has_its_nearest_neighbor_named(world):
     first, second = world.refused("train", *world.settings("data.train={here}/god.jsonl"))
 
     assert first == f"no such file: '{world.folder}/god.jsonl' in '{world.folder}'. Did you mean 'good.jsonl'?"
-    assert second.startswith("Write a .jsonl, .json, .parquet or .arrow file")
+    assert second.startswith("Write a .jsonl, .json, .csv, .parquet or .arrow file")
 
 
 @pytest.mark.parametrize(("overlong", "kept"), [("drop", 1), ("truncate", 4)])

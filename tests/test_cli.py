@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -273,6 +274,59 @@ def test_settings_of_an_evaluation_can_be_changed(outputs, capsys):
     assert code == 0
     assert shown["samples"] == "6"
     assert {"reward", "pass_rate", "pass_at_k", "response_length", "seconds"} <= set(shown)
+
+
+def test_the_most_likely_token_alone_is_greedy(outputs, capsys):
+    found = {}
+    for settings in (
+        (),
+        ("eval.temperature=1",),
+        ("eval.temperature=1", "eval.top_k=1"),
+        ("eval.temperature=1", "eval.top_p=1e-9"),
+    ):
+        capsys.readouterr()
+        assert main(["eval", str(outputs / "r"), "--json", "eval.max_prompts=64", *settings]) == 0
+        found[settings] = json.loads(capsys.readouterr().out) | {"seconds": 0}
+
+    greedy, sampled, *narrowed = found.values()
+    assert narrowed == [greedy, greedy]
+    assert sampled != greedy
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_export_has_weights_of_the_given_type(outputs, tmp_path, dtype):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert main(["export", str(outputs / "r"), str(tmp_path / "m"), "--dtype", dtype]) == 0
+    assert main(["export", str(outputs / "r"), str(tmp_path / "whole")]) == 0
+
+    model, whole = (AutoModelForCausalLM.from_pretrained(tmp_path / it, dtype="auto") for it in ("m", "whole"))
+    assert {it.dtype for it in model.parameters()} == {getattr(torch, dtype)}
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter.to(getattr(torch, dtype)))
+
+
+def test_weights_that_overflow_the_type_are_refused(outputs, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    run = shutil.copytree(outputs / "r", tmp_path / "r")
+    (file,) = run.glob("checkpoints/*/actor/model.safetensors")
+    save_file({name: tensor * 1e6 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+
+    assert main(["export", str(run), str(tmp_path / "m"), "--dtype", "float16"]) == 2
+    assert "is too large for float16\nType  --dtype bfloat16" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_penalty_changes_an_evaluation_although_the_algorithm_of_the_run_refuses_it(outputs, capsys):
+    lengths = []
+    for settings in ((), ("sampling.repetition_penalty=20",)):
+        capsys.readouterr()
+        assert main(["eval", str(outputs / "r"), "--json", "eval.max_prompts=16", *settings]) == 0
+        lengths.append(json.loads(capsys.readouterr().out)["eval/response_length"])
+
+    assert lengths[0] != lengths[1]
 
 
 def test_an_exported_checkpoint_loads_in_transformers_with_the_logits_of_the_trained_model(outputs, tmp_path, capsys):

@@ -161,7 +161,10 @@ def test_error_states_the_problem_and_what_to_type(data, message):
     ("data", "message"),
     [
         ({}, "model.path is required\nType  model.path=DIR   a directory in Hugging Face layout; for a first run"),
-        ({"model": {"path": "m"}}, "data.train is required\nType  data.train=train.jsonl   JSONL, Parquet or Arrow;"),
+        (
+            {"model": {"path": "m"}},
+            "data.train is required\nType  data.train=train.jsonl   JSONL, CSV, Parquet or Arrow;",
+        ),
     ],
     ids=["model", "data"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,8 +249,8 @@ def test_placements_say_where_roles_go():
         pytest.param("hydra.run.dir=x", f"hydra.run.dir: no such setting.\nSettings: {SETTINGS}.", id="hydra"),
         pytest.param(
             "eval.every_step=1",
-            "eval.every_step: no such setting. Did you mean 'every_steps'?\nSettings of eval: every_steps, max_prompts,"
-            " samples_per_prompt, temperature, pass_threshold.",
+            "eval.every_step: no such setting. Did you mean 'every_steps'?\nSettings of eval: every_steps, before_training,"
+            " max_prompts, by, samples_per_prompt, temperature, top_k, top_p, pass_threshold.",
             id="setting",
         ),
         pytest.param(
@@ -283,11 +284,6 @@ def test_placements_say_where_roles_go():
             "data.eval: Interpolation key 'data.trian' not found\n"
             "An interpolation names another setting that is given: ${model.path}",
             id="interpolation",
-        ),
-        pytest.param(
-            "model.path=n",
-            "model.path is given twice: 'model.path=m' and 'model.path=n'\nLeave out one of them.",
-            id="twice",
         ),
         pytest.param(
             "preset=quickstrat",
@@ -327,20 +323,75 @@ def test_error_states_the_problem_and_what_to_type(override, message):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key"),
+    ("overrides", "key", "value"),
     [
-        (["algorithm=ppo", "algorithm.name=grpo"], "algorithm.name"),
-        (["reward=gsm8k", "reward.items=[length]"], "reward.items"),
-        (["+sampling.top_k=1", "sampling.top_k=2"], "sampling.top_k"),
-        (["preset=quickstart", "preset=gsm8k"], "preset"),
+        (["algorithm=ppo", "algorithm.name=grpo"], "algorithm.name", "grpo"),
+        (["algorithm={name: ppo, epochs: 2}", "algorithm=grpo"], "algorithm.name", "grpo"),
+        (["reward=gsm8k", "reward.items=[length]"], "reward.items", (RewardItem(name="length"),)),
+        (["reward.items=[length]", "reward=gsm8k"], "reward.items", (RewardItem(name="gsm8k"),)),
+        (["+sampling.top_k=1", "sampling.top_k=2"], "sampling.top_k", 2),
+        (["preset=gsm8k", "preset=quickstart"], "preset", None),
+        (["data.eval=a", "data.eval="], "data.eval", ""),
     ],
 )
-def test_setting_given_twice_is_refused_under_any_spelling(overrides, key):
-    with pytest.raises(ConfigError) as caught:
-        compose([*GIVEN, *overrides])
+def test_of_a_setting_typed_twice_the_last_applies_and_a_line_says_so(overrides, key, value, caplog):
+    composed = compose([*GIVEN, *overrides])
 
     first, second = overrides
-    assert str(caught.value) == f"{key} is given twice: '{first}' and '{second}'\nLeave out one of them."
+    assert [record.message for record in caplog.records] == [
+        f"{key} is given twice: '{first}' and '{second}'; the last one applies"
+    ]
+    assert composed.plain == compose([*GIVEN, second]).plain
+    assert composed.overrides == (*GIVEN, second)
+    if value is not None:
+        assert attrgetter(key)(composed.config) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "epochs"),
+    [
+        (["trainer.steps=5", "trainer.epochs=2"], 100, 2),
+        (["trainer.epochs=2", "trainer.steps=5"], 5, 0),
+    ],
+)
+def test_epochs_and_steps_replace_each_other(overrides, steps, epochs, caplog):
+    trainer = compose([*GIVEN, *overrides]).config.trainer
+
+    assert (trainer.steps, trainer.epochs) == (steps, epochs)
+    first, second = overrides
+    assert f"trainer.steps is given twice: '{first}' and '{second}'; the last one applies" in caplog.text
+
+
+@pytest.mark.parametrize("zero", ["trainer.epochs=0", ("trainer.epochs", 0)])
+def test_zero_epochs_replace_no_steps(zero, caplog):
+    for overrides in (["trainer.steps=5", zero], [zero, "trainer.steps=5"]):
+        assert compose([*GIVEN, *overrides]).config.trainer.steps == 5
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("given", [["trainer.steps=5"], ["trainer={steps: 5}"]])
+def test_steps_replace_the_epochs_of_a_preset_and_epochs_its_steps(tmp_path, given):
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("trainer: {epochs: 2}\n")
+
+    assert compose([*GIVEN, f"preset={preset}", *given]).config.trainer.epochs == 0
+    assert compose([*GIVEN, "preset=quickstart", "trainer.epochs=3"]).config.trainer.epochs == 3
+    assert compose([*GIVEN, "trainer.steps=7"], base={"trainer": {"steps": 6, "epochs": 2}}).config.trainer.steps == 7
+
+
+def test_every_repetition_is_reported_and_the_last_of_three_applies(caplog):
+    config = compose([*GIVEN, "trainer.steps=1", "trainer.steps=2", "trainer.steps=3"]).config
+
+    assert config.trainer.steps == 3
+    assert len(caplog.records) == 2
+
+
+def test_a_setting_given_twice_in_python_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        compose([*GIVEN, ("reward", "gsm8k"), ("reward.items", ["length"])])
+
+    message = "reward.items is given twice: 'reward=gsm8k' and 'reward.items=['length']'\nLeave out one of them."
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("override", ["algorithm=xyz", "reward=nonsense"])

@@ -26,8 +26,9 @@ from rlcore.protocols.algorithm import RoleSpec, Unit
 from rlcore.testing import FakeRollout
 from rlcore.trainer.checkpoint import Checkpoints, damage, read_checkpoint
 from rlcore.trainer.describe import describe
+from rlcore.trainer.evaluate import held_out
 from rlcore.trainer.export import find_checkpoint
-from rlcore.trainer.launch import held_out
+from rlcore.trainer.launch import sampling
 from rlcore.trainer.plan import make_loader, make_plan, place
 from rlcore.types import LossTerms
 
@@ -246,6 +247,7 @@ def test_invalid_settings_are_refused_before_the_start(plan_of, settings, words)
     [
         ({"trainer__prompts_per_step": 0}, "trainer.prompts_per_step"),
         ({"trainer__steps": -1}, "trainer.steps"),
+        ({"trainer__epochs": -1}, "trainer.epochs"),
         ({"trainer__max_skipped_steps": 0}, "trainer.max_skipped_steps"),
         ({"trainer__log_samples": -1}, "trainer.log_samples"),
         ({"sampling__samples_per_prompt": 0}, "sampling.samples_per_prompt"),
@@ -258,8 +260,16 @@ def test_invalid_settings_are_refused_before_the_start(plan_of, settings, words)
         ({"eval__max_prompts": 0}, "eval.max_prompts"),
         ({"eval__samples_per_prompt": 0}, "eval.samples_per_prompt"),
         ({"eval__temperature": -0.5}, "eval.temperature"),
+        ({"eval__top_k": -1}, "eval.top_k"),
+        ({"eval__top_p": 0.0}, "eval.top_p"),
         ({"eval__pass_threshold": math.nan}, "eval.pass_threshold"),
+        ({"optimizer": {"warmup_ratio": 0.1, "warmup_steps": 5}}, "optimizer.warmup_ratio"),
         ({"sampling__stop": [""]}, "sampling.stop"),
+        ({"sampling__repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+        ({"sampling__presence_penalty": 3.0}, "sampling.presence_penalty"),
+        ({"sampling__frequency_penalty": -3.0}, "sampling.frequency_penalty"),
+        ({"sampling__json_schema": "[1"}, "sampling.json_schema"),
+        ({"sampling": {"regex": "a", "json_schema": "{}"}}, "sampling.regex"),
         ({"sampling__stop_token_ids": [-1]}, "sampling.stop_token_ids"),
         ({"runtime__call_timeout_s": 0.0}, "runtime.call_timeout_s"),
         ({"run": {"name": "../elsewhere"}}, "run.name"),
@@ -283,6 +293,15 @@ def test_invalid_settings_are_refused_before_the_start(plan_of, settings, words)
 def test_an_invalid_value_is_refused_with_its_key(make, settings, key):
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: expected .*\nType  {re.escape(key)}=\S+$"):
         make(**settings)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0, 100), (1, 3), (2, 6), (3, 8)])
+def test_epochs_are_passes_over_the_prompts_rounded_up_to_whole_steps(plan_of, epochs, steps):
+    plan = plan_of(trainer={"prompts_per_step": 3, "epochs": epochs})  # of 8 prompts
+
+    assert plan.config.trainer.steps == steps
+    assert plan.workers["actor"].object.options_of(plan, "actor")["options"].total_steps == steps
+    assert line(plan, "step").endswith(f"{steps} steps" + (f" ({epochs} epochs)" if epochs else ""))
 
 
 def test_a_plan_with_steps_ahead_counts_what_waits(plan_of):
@@ -358,6 +377,33 @@ class Likelihood(Epochs):
 
     def loss(self, out, batch):
         return LossTerms(terms=-out.log_probs)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rollout", "algorithm", "words"),
+    [
+        ({"regex": "a+"}, "hf", Likelihood, "sampling.regex=a+: rollout=hf does not have it\nType  rollout=vllm"),
+        ({"presence_penalty": 1.0}, "fake", Likelihood, "sampling.presence_penalty=1.0: rollout=fake does not have it"),
+        (
+            {"repetition_penalty": 1.1},
+            "hf",
+            GRPO,
+            "needs samples of the model's own distribution: the log-probs in its",
+        ),
+        ({"frequency_penalty": 1.0}, "hf", PPO, "rlcore eval RUN sampling.frequency_penalty=1.0"),
+    ],
+)
+def test_sampling_that_an_engine_or_a_loss_cannot_have_is_refused(plan_of, sampling, rollout, algorithm, words):
+    with pytest.raises(ConfigError) as raised:
+        plan_of(sampling=sampling, rollout={"name": rollout}, algorithm={"name": f"{__name__}:{algorithm.__name__}"})
+
+    assert words in str(raised.value)
+
+
+def test_penalties_are_accepted_where_no_loss_assumes_the_models_distribution(plan_of):
+    plan = plan_of(sampling={"repetition_penalty": 1.1}, algorithm={"name": f"{__name__}:Likelihood"})
+
+    assert sampling(plan.config).repetition_penalty == 1.1
 
 
 class Silent(GRPO):
@@ -998,7 +1044,7 @@ def test_an_engine_can_estimate_its_own_memory(plan_of, monkeypatch):
 def test_held_out_prompts_are_spread_over_the_file(plan_of):
     plan = plan_of(eval__max_prompts=3)  # of 8: 0, 8 // 3, 16 // 3
 
-    assert held_out(plan.prompts, plan.config)["prompt_id"].tolist() == [0, 2, 5]
+    assert held_out(plan.prompts, plan.config).prompts["prompt_id"].tolist() == [0, 2, 5]
 
 
 def leaves(cls, key=""):
@@ -1013,23 +1059,23 @@ def leaves(cls, key=""):
 
 
 HANDED_ON = {
-    "data": "data/prompts.py",
+    "data": ("data/prompts.py", "data/chat.py"),
     "reward": "trainer/roles.py",
     "eval": "trainer/evaluate.py",
     "episode": "rlcore_environments/",
     "optimizer": ("backends/", "kits/backend/"),
     "runtime": "controller/",
-    "sampling": "rollouts/",
+    "sampling": ("rollouts/", "rlcore_vllm/"),
     "pools": "controller/",
 }
 """Sections that are passed as a whole -> where their fields are read; others are read by name: config.run.seed."""
 
 
 def reads():
-    """Yield (file, section or "", field) of every attribute that code of rlcore reads."""
+    """Yield (file, section or "", field) of every attribute that code of rlcore and its plugins reads."""
     core = Path(rlcore.__file__).parent
-    environments = core.parent / "plugins" / "rlcore-environments" / "src"
-    for root, path in [(home, path) for home in (core, environments) for path in home.rglob("*.py")]:
+    plugins = [core.parent / "plugins" / f"rlcore-{name}" / "src" for name in ("environments", "vllm")]
+    for root, path in [(home, path) for home in (core, *plugins) for path in home.rglob("*.py")]:
         tree = ast.parse(path.read_text())
         checks = {id(node) for f in ast.walk(tree) if getattr(f, "name", "") == "__post_init__" for node in ast.walk(f)}
         for node in ast.walk(tree):

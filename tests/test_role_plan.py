@@ -17,6 +17,7 @@ from rlcore.config.build import build
 from rlcore.config.schema import Config
 from rlcore.errors import ConfigError, RunError
 from rlcore.protocols.algorithm import RoleSpec
+from rlcore.quickstart import cache_directory, prepare
 from rlcore.trainer.role_plan import plan_models, plan_roles
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.step import Step
@@ -273,6 +274,64 @@ def test_a_resumed_run_of_an_example_equals_an_uninterrupted_one(tmp_path, examp
     assert metrics(parts) == metrics(whole)
     for role in roles:
         assert_same_weights((whole, parts), 3, role)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_reference_follows_the_policy_every_second_step(tmp_path, algorithm):
+    moving = ["kl.coefficient=0.05", "kl.sync_every_steps=2", "kl.sync_mix=0.25", "epochs=2"]
+    settings = [
+        f"algorithm={algorithm}",
+        *(f"algorithm.{it}" for it in moving),
+        "data.eval=",
+        "checkpoint.every_steps=1",
+    ]
+    train(small_run(tmp_path, *settings, "checkpoint.keep_last=9", steps=1), dry_run=False)
+    train(small_run(tmp_path, *settings, "checkpoint.keep_last=9", steps=4), dry_run=False)
+
+    start = load_file(prepare(cache_directory()).model / "model.safetensors")
+    references = [start, *(weights(tmp_path, step, "reference") for step in range(1, 5))]
+    for name in start:
+        for step in (1, 3):
+            assert torch.equal(references[step][name], references[step - 1][name])
+        for step in (2, 4):
+            policy = weights(tmp_path, step, "actor")[name]
+            wanted = 0.75 * references[step - 1][name] + 0.25 * policy
+            torch.testing.assert_close(references[step][name], wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        ["runtime=local", "pools.side.devices_per_node=2", "pools.side.device=cpu", "placement.memory=side"],
+        ["runtime=ray", "pools.main.devices_per_node=2"],
+    ],
+    ids=["local", "ray"],
+)
+def test_workers_of_a_file_remember_the_answers_to_their_prompts(tmp_path, pools):
+    """Two ranks, each with half of the prompts; the memory survives a resume."""
+    more = [*pools, "data.eval=", "checkpoint.every_steps=1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+
+    train(small(whole, "novelty.py:Novel", *more, steps=3), dry_run=False)
+    train(small(parts, "novelty.py:Novel", *more, steps=1), dry_run=False)
+    train(small(parts, "novelty.py:Novel", *more, steps=3), dry_run=False)
+
+    assert metrics(parts) == metrics(whole)
+    for rank in range(2):
+        saved = [it / "r" / "checkpoints" / "step_000003" / "memory" / f"rank_{rank}.json" for it in (whole, parts)]
+        answers, resumed = (json.loads(path.read_text()) for path in saved)
+        assert resumed == answers
+        assert {int(prompt) % 2 for prompt in answers} == {rank}
+
+
+def test_answers_that_a_prompt_had_before_are_not_new(tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "sort 12345=", "digits": "12345"}\n')
+    one = [f"data.train={tmp_path}/data.jsonl", "data.eval=", "trainer.prompts_per_step=1", "sampling.temperature=0"]
+
+    train(small(tmp_path, "novelty.py:Novel", *one, "algorithm.bonus=0", steps=2), dry_run=False)
+
+    new = [line["memory/new_answers"] for line in metrics(tmp_path)[1:]]
+    assert new == [1 / 4, 0]  # the same answer eight times, as nothing is learned
 
 
 def test_a_run_that_places_its_own_role_can_be_evaluated(tmp_path, capsys):

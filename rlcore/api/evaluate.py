@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.api.inputs import Inputs, read_inputs
+from rlcore.api.inputs import Inputs, local_paths, read_inputs
 from rlcore.api.run import Result, alone, in_python, outside_event_loop
 from rlcore.errors import ConfigError
 
@@ -73,7 +73,8 @@ def evaluate_inputs(path: Path | None, inputs: Inputs, *, samples: bool) -> Eval
     """
     from rlcore.controller.make import make_runtime
     from rlcore.trainer.evaluate import evaluate as score
-    from rlcore.trainer.launch import held_out, start_roles
+    from rlcore.trainer.evaluate import held_out
+    from rlcore.trainer.launch import start_roles
     from rlcore.trainer.plan import make_plan
 
     with ExitStack() as stack:
@@ -86,12 +87,13 @@ def evaluate_inputs(path: Path | None, inputs: Inputs, *, samples: bool) -> Eval
         hooks = inputs.hooks(config)
         hooks.configure(config=config)
         plan = make_plan(config, Path(config.run.directory), inputs.objects)
+        held = held_out(plan.prompts, config)
         runtime = make_runtime(config.runtime)
         start = time.perf_counter()
         try:
             names = [name for name in plan.workers if name in ("rollout", "reward", "reward_model")]
             roles = start_roles(plan, runtime, hooks, names)
-            metrics, scored = score(roles, held_out(plan.prompts, config), config.eval)
+            metrics, scored = score(roles, held.prompts, config.eval, held.groups)
             found = _records(roles, scored) if samples else []
         finally:
             runtime.shutdown()
@@ -128,12 +130,11 @@ def compose_located(inputs: Inputs, model: Path | None, base: dict[str, Any] | N
     Placements of roles that are not started are left out, and so are callbacks of that run, which are not given now.
     """
     from rlcore.config.compose import compose
-    from rlcore.quickstart import locate_assets
     from rlcore.registry import PYTHON
 
-    given = [] if model is None else [f"model.path={model}"]
+    given = [] if model is None else [("model.path", str(model))]
     composed = compose([*inputs.settings, *given], complete=False, base=base, origin="checkpoint")
-    config = locate_assets(composed.config, print)
+    config = local_paths(composed.config)
     absent = set((base or {}).get("placement", {})) - {"rollout", "reward", "reward_model", "default"}
     hooks = tuple(name for name in config.plugins.hooks if not name.startswith(PYTHON))
     return replace(
@@ -145,13 +146,21 @@ def compose_located(inputs: Inputs, model: Path | None, base: dict[str, Any] | N
 
 def _held_out_only(config: Config) -> Config:
     """Return the config with the prompts of data.eval in place of data.train."""
-    from rlcore.config.schema import Choice
+    from rlcore.config.schema import CheckpointConfig, Choice, ScheduleConfig
+    from rlcore.trainer.starts import GENERATE
 
     if not config.data.eval:
         raise ConfigError("no held-out prompts are given.\nType  data.eval=FILE")
-    data = replace(config.data, train=config.data.eval, eval="")
-    plain = Choice(name="grpo")  # the training algorithm does not matter: only rollout and rewards are started
-    return replace(config, data=data, run=replace(config.run, resume="never"), algorithm=plain)
+    data = replace(config.data, train=config.data.eval, eval="", weights={})
+    return replace(
+        config,
+        data=data,
+        run=replace(config.run, resume="never"),
+        algorithm=Choice(name=GENERATE),  # nothing is trained
+        trainer=replace(config.trainer, patience=0),
+        checkpoint=CheckpointConfig(),
+        schedule=ScheduleConfig(),
+    )
 
 
 def _records(roles: Roles, scored: Batch) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from rlcore.errors import ConfigError, DataError, ModelError
 
@@ -39,7 +40,7 @@ class Inputs:
     callbacks: Sequence[str] = ()
     """Names of callbacks: keys of `objects`, or of plugins of kind `hooks`."""
     written: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
-    """Setting -> function that writes its value as a new file or directory."""
+    """Setting, such as data.train or data.train.NAME -> function that writes its value as a new file or directory."""
 
     def hooks(self, config: Config) -> Hooks:
         """Return the hooks of a config, with callbacks in place of their names."""
@@ -57,15 +58,11 @@ class Inputs:
         """
         created: list[Path] = []
         try:
-            paths = {key: self._write(key, directory / PREFIX / _FILES[key], created) for key in self.written}
-            data: dict[str, Any] = {
-                key.partition(".")[2]: path for key, path in paths.items() if key.startswith("data.")
-            }
-            if "model.path" in paths:
-                config = replace(config, model=replace(config.model, path=paths["model.path"]))
+            for key in self.written:
+                config = _placed(config, key, self._write(key, directory / PREFIX / _file(key), created))
             hooks = (*config.plugins.hooks, *self.callbacks)
             plugins = replace(config.plugins, hooks=hooks)
-            yield replace(config, data=replace(config.data, **data), plugins=plugins)
+            yield replace(config, plugins=plugins)
         except BaseException:
             for path in created:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -115,11 +112,14 @@ def read_inputs(
     objects: dict[str, Any] = {}
     written: dict[str, Callable[[Path], None]] = {}
     for key, name, value in (("data.train", "data", data), ("data.eval", "eval_data", eval_data)):
-        if isinstance(value, str | os.PathLike):
-            pairs.append((key, os.fspath(value)))
-        elif value is not None:
-            pairs.append((key, name))
-            written[key] = _rows_writer(name, value)
+        has_names = type(value) is dict and "train" not in value  # splits are not for the same use
+        sets = value if has_names else {"": value} if value is not None else {}
+        paths = {own: os.fspath(it) if isinstance(it, str | os.PathLike) else name for own, it in sets.items()}
+        if value is not None:
+            pairs.append((key, paths if has_names else paths[""]))
+        for own, rows in sets.items():
+            if not isinstance(rows, str | os.PathLike):
+                written[f"{key}.{own}" if own else key] = _rows_writer(f"{name}[{own!r}]" if own else name, rows)
     if hasattr(model, "save_pretrained"):
         pairs.append(("model.path", type(model).__name__))
         written["model.path"] = _model_writer(model, tokenizer)
@@ -141,6 +141,36 @@ def read_inputs(
     return Inputs(settings=pairs, objects=objects, callbacks=names, written=written)
 
 
+def local_paths(config: Config) -> Config:
+    """Return the config with directories in place of `quickstart:` paths and of models named as on the hub."""
+    from rlcore.data.hub import local_model
+    from rlcore.quickstart import locate_assets
+
+    config = locate_assets(config, print)
+    return replace(
+        config,
+        model=replace(config.model, path=local_model(config.model.path, "model.path", print)),
+        critic=replace(config.critic, path=local_model(config.critic.path, "critic.path", print)),
+        reward=replace(config.reward, model=local_model(config.reward.model, "reward.model", print)),
+    )
+
+
+def _file(key: str) -> str:
+    """Return the name of the file for a setting."""
+    section, field_, *own = key.split(".", 2)
+    file = Path(_FILES[f"{section}.{field_}"])
+    return file.stem + "".join(f"-{quote(name, safe='')}" for name in own) + file.suffix
+
+
+def _placed(config: Config, key: str, path: str) -> Config:
+    """Return the config with a path in place of what was written there."""
+    section, field_, *own = key.split(".", 2)
+    now = getattr(config, section)
+    return replace(
+        config, **{section: replace(now, **{field_: {**getattr(now, field_), own[0]: path} if own else path})}
+    )
+
+
 def _reward(item: Any, objects: dict[str, Any]) -> Any:
     """Return an item of the setting `reward`, with the name of an object in place of the object."""
     if isinstance(item, Mapping):
@@ -149,7 +179,7 @@ def _reward(item: Any, objects: dict[str, Any]) -> Any:
         return item
     if not callable(item):
         raise ConfigError(
-            f"reward: {item!r} is no name and cannot be called\n"
+            f"reward: {item!r} is neither a name nor callable\n"
             'Pass a function of completion, a name such as "exact_match", or {"name": function, "weight": 0.5}'
         )
     return _named(item, objects)

@@ -79,7 +79,7 @@ def roll_out(
     from rlcore.trainer.summary import summarize
 
     def summary(run: Run, error: BaseException | None) -> dict[str, Any]:
-        facts = summarize(run, [], error)
+        facts = summarize(run, error, in_python=False)
         own = {"resume_command": again, "next_command": f"rlcore train … schedule.replay={directory}"}
         return {name: value for name, value in (facts | own).items() if name not in ("checkpoint", "report_command")}
 
@@ -103,14 +103,16 @@ def roll_out(
 def _generating(config: Config, directory: Path) -> Config:
     """Return the config of a run that only generates."""
     from rlcore.config.schema import CheckpointConfig, Choice, ScheduleConfig
+    from rlcore.trainer.starts import GENERATE
 
     return replace(
         config,
-        algorithm=Choice(name="rlcore.trainer.recording:Generate"),
+        algorithm=Choice(name=GENERATE),
         checkpoint=CheckpointConfig(every_steps=1, keep_last=1),
         data=replace(config.data, eval=""),
         run=replace(config.run, directory=str(directory.parent), name=directory.name, resume="auto"),
         schedule=ScheduleConfig(record=True),
+        trainer=replace(config.trainer, patience=0),
     )
 
 
@@ -118,10 +120,11 @@ def _with_steps(plan: Plan, inputs: Inputs, show: Callable[[str], object]) -> Pl
     """Return the plan with as many steps as the data needs, unless they are given."""
     trainer, num_prompts = plan.config.trainer, len(plan.prompts.batch)
     keys = [item.partition("=")[0] if isinstance(item, str) else item[0] for item in inputs.settings]
-    if "trainer.steps" not in keys:
+    if "trainer.steps" not in keys and not ("trainer.epochs" in keys and trainer.epochs):
         trainer = replace(trainer, steps=-(-num_prompts // trainer.prompts_per_step))
     total, each = trainer.steps * trainer.prompts_per_step, plan.config.sampling.samples_per_prompt
     again = f", {total - num_prompts:,} of them again to fill the last step" if total - num_prompts > 0 else ""
+    again = ", in the shares of data.weights, so some repeat or are left out" if plan.config.data.weights else again
     show(f"data       {plan.prompts.name}: {num_prompts:,} prompts")
     show(f"samples    {total:,} prompts{again} × {each} in {trainer.steps} steps: {plan.directory}")
     return replace(plan, config=replace(plan.config, trainer=trainer))

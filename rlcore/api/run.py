@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.api.inputs import Inputs, read_inputs
+from rlcore.api.inputs import Inputs, local_paths, read_inputs
 from rlcore.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def plan(
         runtime=runtime,
     )
     with in_python():
-        return plan_run(inputs, None)
+        return plan_run(inputs, in_python=True)
 
 
 @contextmanager
@@ -237,17 +237,17 @@ def started(planned: PlannedRun, show: Callable[[str], object] = lambda text: No
             live.signal = run.signals.asked
 
 
-def plan_run(inputs: Inputs, typed: Sequence[str] | None) -> PlannedRun:
+def plan_run(inputs: Inputs, *, base: Mapping[str, Any] | None = None, in_python: bool = False) -> PlannedRun:
     """Compose the settings and make the plan.
 
     Args:
-        typed: what was typed on the command line, for the summary; None: called from Python.
+        base: settings of a run to continue, which the others override.
+        in_python: not called by a command, for the summary.
     """
     from rlcore.config.compose import compose
-    from rlcore.quickstart import locate_assets
 
-    composed = compose(inputs.settings)
-    config = locate_assets(composed.config, print)
+    composed = compose(inputs.settings, base=base, origin="config.yaml")
+    config = local_paths(composed.config)
     from rlcore.trainer.plan import make_plan  # imports torch, so a wrong setting is reported first
     from rlcore.trainer.summary import summarize
 
@@ -264,7 +264,7 @@ def plan_run(inputs: Inputs, typed: Sequence[str] | None) -> PlannedRun:
     return PlannedRun(
         plan=made,
         hooks=hooks,
-        summarize=lambda run, error: summarize(run, typed, error),
+        summarize=lambda run, error: summarize(run, error, in_python=in_python),
         has_directory=chosen,
     )
 

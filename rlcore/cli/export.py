@@ -10,7 +10,8 @@ from rlcore.cli import make_parser
 _EXAMPLES = """\
 examples:
   rlcore export outputs/RUN my-model                       the newest checkpoint of a run
-  rlcore export outputs/RUN/checkpoints/step_000100 my-model
+  rlcore export outputs/RUN/checkpoints/step_000100 my-model --dtype bfloat16
+  rlcore export outputs/RUN/checkpoints/best my-model      with checkpoint.keep_best
   python -c "from transformers import AutoModelForCausalLM as M; M.from_pretrained('my-model')"
 """
 
@@ -22,11 +23,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("checkpoint", type=Path, help="a run, or one of its checkpoints")
     parser.add_argument("directory", type=Path, help="a new directory")
     parser.add_argument("--role", default="actor", help="actor (default) or critic")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (float32)")
     options = parser.parse_args(list(argv))
 
     from rlcore.trainer.export import export, find_checkpoint
 
     checkpoint = find_checkpoint(options.checkpoint)
-    export(checkpoint, options.directory, options.role)
+    export(checkpoint, options.directory, options.role, options.dtype or "")
     print(f"{options.role} of step {checkpoint.step}: {options.directory}")
     return 0

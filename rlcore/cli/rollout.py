@@ -19,8 +19,9 @@ examples:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     description = (
-        "Generate and score samples for data.train, once for every prompt or for trainer.steps steps, without training."
-        " Settings are key=value, as for train. The same command continues after an interruption."
+        "Generate and score samples for data.train, for as many prompts as it has or for trainer.steps steps or"
+        " trainer.epochs, without training. Settings are key=value, as for train. The same command continues after an"
+        " interruption."
         " Train on the samples with  rlcore train … schedule.replay=DIRECTORY"
     )
     parser = make_parser("rollout", description, _EXAMPLES)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcore.cli import make_parser
+from rlcore.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlcore.api.run import PlannedRun
     from rlcore.hooks.manager import Hooks
     from rlcore.trainer.plan import Plan
 
@@ -19,6 +23,8 @@ examples:
   rlcore train model.path=DIR data.train=train.jsonl data.eval=test.jsonl reward=gsm8k
   rlcore train ... reward=my_rewards.py:score              your own reward
   rlcore train ... --dry-run                               check everything, print the plan, stop
+  rlcore train outputs/RUN                                 continue a run with its own settings
+  rlcore train outputs/RUN trainer.steps=200               the same with more steps
 """
 
 
@@ -26,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     description = "Train a language model by reinforcement learning. Settings are key=value; rlcore config lists all."
     parser = make_parser("train", description, _EXAMPLES)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, which override those of a preset")
+    override = "settings, which override those of a preset, or of a run to continue: its directory"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=override)
     parser.add_argument("--dry-run", action="store_true", help="resolve and check everything, print the plan, stop")
     options = parser.parse_intermixed_args(list(argv))
     return run(options.overrides, dry_run=options.dry_run)
@@ -34,10 +41,9 @@ def main(argv: Sequence[str]) -> int:
 
 def run(overrides: Sequence[str], *, dry_run: bool) -> int:
     """Plan and train, or with `dry_run` only print the plan; return the exit code."""
-    from rlcore.api.inputs import Inputs
-    from rlcore.api.run import plan_run, started
+    from rlcore.api.run import started
 
-    planned = plan_run(Inputs(settings=overrides), overrides)
+    planned = _planned(overrides)
     if dry_run:
         print(planned.describe())
         print("dry run: all checks passed; nothing was started")
@@ -50,8 +56,19 @@ def run(overrides: Sequence[str], *, dry_run: bool) -> int:
 
 def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     """Compose the settings and make the plan; `rlcore.trainer.launch.launch` starts it."""
+    planned = _planned(overrides)
+    return planned.plan, planned.hooks
+
+
+def _planned(overrides: Sequence[str]) -> PlannedRun:
+    """Plan a new run, or one to continue if an argument is its directory."""
     from rlcore.api.inputs import Inputs
     from rlcore.api.run import plan_run
+    from rlcore.trainer.starts import recorded_config
 
-    planned = plan_run(Inputs(settings=overrides), overrides)
-    return planned.plan, planned.hooks
+    if "" in overrides:
+        raise ConfigError("an argument is empty\nType  key=VALUE  or the directory of a run:  rlcore train outputs/RUN")
+    runs = [it for it in overrides if os.path.isdir(it) or ("=" not in it and not it.startswith("~"))]
+    run = next(iter(runs), None)
+    settings = [it for it in overrides if it is not run]
+    return plan_run(Inputs(settings=settings), base=recorded_config(Path(run)) if run else None)

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from rlcore.config.other_names import advice
 from rlcore.config.schema import Choice, RewardItem
 from rlcore.errors import ConfigError, did_you_mean
 
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 _REQUIRED: Final = {
     "model.path": "model.path=DIR   a directory in Hugging Face layout; for a first run without one: preset=quickstart",
-    "data.train": "data.train=train.jsonl   JSONL, Parquet or Arrow; for a first run without one: preset=quickstart",
+    "data.train": "data.train=train.jsonl   JSONL, CSV, Parquet or Arrow; for a first run without one: preset=quickstart",
 }
 """Required setting -> what to type."""
 _NAMES: Final[Mapping[Any, str]] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -102,6 +103,8 @@ def type_of(cls: Any, path: str, key: str = "") -> Any:
         inner = get_type_hints(cls)[name]
     elif get_origin(cls) is Mapping:
         inner = get_args(cls)[1]
+    elif mappings := [kind for kind in get_args(cls) if get_origin(kind) is Mapping]:  # a text or {name: text}
+        return type_of(mappings[0], path, key)
     elif cls is Any:
         return Any
     else:
@@ -165,7 +168,8 @@ def _union(kinds: tuple[Any, ...], value: Any, key: str, default: Any) -> Any:
             return _convert(kind, value, key, default)
         except ConfigError:
             continue
-    raise _mismatch(" or ".join(_NAMES.get(kind, str(kind)) for kind in others), others[0], value, key, default)
+    names = [_NAMES.get(kind, "a mapping {name: text}") for kind in others]
+    raise _mismatch(" or ".join(names), others[0], value, key, default)
 
 
 def _items(kind: Any, value: Any, key: str, default: Any) -> Any:
@@ -200,9 +204,11 @@ def _choice(kind: type[Choice] | type[RewardItem], value: Any, key: str) -> Choi
 def _check_keys(given: Mapping[Any, Any] | Sequence[Any], known: list[str], key: str) -> None:
     for name in given:
         if name not in known:
-            where = f"Settings of {key}" if key else "Settings"
+            whole, where = _join(key, str(name)), f"Settings of {key}" if key else "Settings"
+            if line := advice(whole):
+                raise ConfigError(f"{whole}: no such setting.\n{line}")
             raise ConfigError(
-                f"{_join(key, str(name))}: no such setting.{did_you_mean(str(name), known)}\n{where}: {', '.join(known) or 'none'}."
+                f"{whole}: no such setting.{did_you_mean(str(name), known)}\n{where}: {', '.join(known) or 'none'}."
             )
 
 

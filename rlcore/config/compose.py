@@ -9,7 +9,7 @@ resolved by the registry. Settings of a plugin are checked when it is built (bui
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, TypeAlias, get_origin
 
 from rlcore.config.aliases import MOST_VALUES, num_values
 from rlcore.config.build import build, flatten, to_plain, type_of
-from rlcore.config.schema import Config
-from rlcore.data.text import unencodable
+from rlcore.config.other_names import advice
+from rlcore.config.schema import Config, Source
+from rlcore.config.texts import check_texts, resolved
 from rlcore.errors import ConfigError, did_you_mean, nearest
 
 Override: TypeAlias = str | tuple[str, Any]
@@ -32,7 +33,11 @@ _GROUPS: Final = ("preset", *PLUGIN_SECTIONS, "reward", "placement", "schedule",
 _NAMED: Final = (*PLUGIN_SECTIONS, "runtime")
 _WHOLE: Final = ("pools", "placement")
 """Sections that a YAML file replaces instead of merging: two maps of pools merged would be a map that nobody wrote."""
+_REPLACED: Final = ("data.train", "data.eval", "data.weights")
+"""Settings whose new value replaces the old one; only with a name of theirs, `data.eval.NAME=FILE`, is it added."""
 _KEY_OF_GROUP: Final = {**{group: f"{group}.name" for group in _NAMED}, "reward": "reward.items"}
+_SAME: Final = {**_KEY_OF_GROUP, "trainer.epochs": "trainer.steps"}
+"""Setting -> another name of it, or the setting that it replaces."""
 _FILES_ONLY: Final = {
     "preset": "path/to/file.yaml",
     "placement": "'{default: POOL}'",
@@ -54,7 +59,7 @@ class Composed:
     providers: Mapping[str, str]
     """Section -> origins of its values, the last one overrides the others. Example: {"algorithm": "preset=quickstart (rlcore)"}"""
     overrides: tuple[str, ...]
-    """`key=value` texts as typed."""
+    """`key=value` texts as typed, without those that a later one overrides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +97,10 @@ def compose(
             stack.put(_nested(item.key, _value(item)), "command line")
     for item in typed:
         if item.key not in _GROUPS:
-            stack.put(_nested(item.key, _value(item)), "command line", whole=False)
-    _check_texts(stack.plain)
+            stack.put(_nested(item.key, _value(item)), "command line", typed=item.key)
+    check_texts(stack.plain)
     _drop_missing(stack.plain)
-    config = build(Config, _resolved(stack.plain))
+    config = build(Config, resolved(stack.plain))
     providers = {field.name: ", ".join(stack.providers.get(field.name, ())) or "defaults" for field in fields(Config)}
     return Composed(
         config=config, plain=to_plain(config), providers=providers, overrides=tuple(item.text for item in typed)
@@ -116,15 +121,6 @@ def _is_missing(choice: Any) -> bool:
     if not isinstance(choice, str) or not choice.endswith("?"):
         return False
     return all(catalog().hidden(entry) for entry in catalog().find("hooks", choice.removesuffix("?")))
-
-
-def _check_texts(plain: Mapping[str, Any]) -> None:
-    """Refuse text that cannot be part of a path, a log or a checkpoint."""
-    for key, value in flatten(plain).items():
-        for text in (key, *_texts(value)):
-            character = "\0" if "\0" in text else unencodable(text)
-            if character:
-                raise ConfigError(f"{key}: {text!r} has the character {character!r}\nType it without that character.")
 
 
 def presets(group: str) -> dict[str, list[str]]:
@@ -166,8 +162,8 @@ class _Stack:
         self.plain = plain
         self.providers: dict[str, list[str]] = {}
 
-    def put(self, layer: Mapping[str, Any], provider: str, *, whole: bool = True) -> None:
-        """Put values on top; with `whole`, or for another plugin, a section replaces the old one."""
+    def put(self, layer: Mapping[str, Any], provider: str, *, typed: str = "") -> None:
+        """Put values on top: those of a whole layer, or of the one setting that was `typed`."""
         for section, given in layer.items():
             value, old = _section(section, given), self.plain.get(section)
             replaced = _replaced(section, old, value)
@@ -176,16 +172,18 @@ class _Stack:
                 self.providers[section] = [f"{provider} in place of {replaced}"]
             elif provider and provider not in before:
                 before.append(provider)
-            alone = replaced or (whole and section in _WHOLE)
-            self.plain[section] = value if alone else _merged(old, value)
+            alone = replaced or (not typed and section in _WHOLE)
+            self.plain[section] = value if alone else _merged(old, value, section, typed)
 
 
 def _section(section: str, value: Any) -> Any:
-    """Expand short forms: `algorithm: grpo`, `reward: [math]`, `trackers: jsonl`."""
+    """Expand short forms: `algorithm: grpo`, `reward: [math]`, `trackers: jsonl`. Steps replace epochs."""
     if section in _NAMED and isinstance(value, str):
         return {"name": value}
     if section == "reward" and (isinstance(value, str | list) or (isinstance(value, Mapping) and "name" in value)):
         return {"items": value if isinstance(value, list) else [value]}
+    if section == "trainer" and isinstance(value, Mapping) and "steps" in value:
+        return {"epochs": 0, **value}
     return [value] if section == "trackers" and isinstance(value, str) else value
 
 
@@ -197,10 +195,11 @@ def _replaced(section: str, old: Any, new: Any) -> str:
     return before if before and after and before.partition("@")[0] != after.partition("@")[0] else ""
 
 
-def _merged(old: Any, new: Any) -> Any:
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+def _merged(old: Any, new: Any, path: str, typed: str) -> Any:
+    replaces = path in _REPLACED and not typed.startswith(f"{path}.")
+    if replaces or not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return new
-    return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
+    return {**old, **{name: _merged(old.get(name), value, f"{path}.{name}", typed) for name, value in new.items()}}
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -210,21 +209,22 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _read(overrides: Sequence[Override]) -> list[_Typed]:
-    """Split into key and value; refuse unknown and repeated keys before any file is read."""
-    first: dict[str, str] = {}
-    typed = []
+    """Split into key and value; refuse unknown keys before any file is read. Of a key typed twice, the last one counts."""
+    typed: dict[str, _Typed] = {}
     for given in overrides:
         text = given if isinstance(given, str) else f"{given[0]}={given[1]}"
         key, equals, value = text.lstrip("+").partition("=") if text is given else (given[0], "=", given[1])
         if not equals or not key or text.startswith("~"):
             raise ConfigError(f"'{text}' is not key=value\nType  {key.lstrip('~') or 'key'}=VALUE")
         _check_key(key)
-        same = _KEY_OF_GROUP.get(key, key)
-        if same in first:
-            raise ConfigError(f"{same} is given twice: '{first[same]}' and '{text}'\nLeave out one of them.")
-        first[same] = text
-        typed.append(_Typed(text=text, key=key, value=value))
-    return typed
+        same = key if (key, str(value)) == ("trainer.epochs", "0") else _SAME.get(key, key)  # 0 replaces no steps
+        if before := typed.pop(same, None):
+            twice = f"{same} is given twice: '{before.text}' and '{text}'"
+            if text is not given:  # from Python
+                raise ConfigError(f"{twice}\nLeave out one of them.")
+            _log.warning("%s; the last one applies", twice)
+        typed[same] = _Typed(text=text, key=key, value=value)
+    return list(typed.values())
 
 
 def _check_key(key: str) -> None:
@@ -232,6 +232,8 @@ def _check_key(key: str) -> None:
     known = ["preset", *(field.name for field in fields(Config))]
     if top not in known:
         longer = [name for name in flatten(_defaults()) if name.endswith(f".{key}")]
+        if not longer and (line := advice(key)):
+            raise ConfigError(f"{key}: no such setting.\n{line}")
         hint = f" Did you mean '{longer[0]}'?" if longer else did_you_mean(top, known)
         raise ConfigError(f"{key}: no such setting.{hint}\nSettings: {', '.join(known)}.")
     if key != "preset":
@@ -247,7 +249,8 @@ def _value(item: _Typed) -> Any:
     if not isinstance(item.value, str):
         return to_plain(item.value)
     kind = type_of(Config, item.key)
-    if (kind is str or get_origin(kind) is Literal) and item.value[:1] not in ("'", '"'):
+    is_text = kind is str or get_origin(kind) is Literal or (kind == Source and item.value[:1] != "{")
+    if is_text and item.value[:1] not in ("'", '"'):
         return item.value
     return _parse(item)
 
@@ -372,28 +375,3 @@ def _check_sections(values: Mapping[Any, Any], item: _Typed, file: Path) -> None
                 f"{item.text}: no such setting: {name}.{did_you_mean(str(name), known)}\n"
                 f"The file is {file}; is its first line  # @package _global_ ?"
             )
-
-
-def _resolved(plain: Mapping[str, Any]) -> Any:
-    """Return the values with every ${interpolation} resolved."""
-    if not any("${" in text for text in _texts(plain)):
-        return plain
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return OmegaConf.to_container(OmegaConf.create(dict(plain)), resolve=True)
-    except OmegaConfBaseException as error:
-        reason, *_ = str(error).splitlines()
-        where = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
-        raise ConfigError(
-            f"{where}{reason}\nAn interpolation names another setting that is given: ${{model.path}}"
-        ) from None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item)

@@ -6,19 +6,23 @@ Units are part of the names, such as `timeout_s`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, Literal
+from math import inf, isfinite
+from typing import Any, Literal, TypeAlias
 
 from rlcore.controller.pool import PoolConfig, RuntimeConfig
-from rlcore.data.prompts import PromptOptions
+from rlcore.data.options import PromptOptions
 from rlcore.errors import require, require_at_least
 from rlcore.protocols.algorithm import EvalConfig
 from rlcore.protocols.backend import ModelConfig, OptimizerConfig
 from rlcore.protocols.environment import EpisodeConfig
 from rlcore.protocols.reward import Relative
 from rlcore.types import Sampling
+
+Source: TypeAlias = str | Mapping[str, str]
+"""A file, or {name: file}."""
 
 
 def _require_count(value: int, setting: str, example: int) -> None:
@@ -59,14 +63,40 @@ class RunConfig:
 class DataConfig(PromptOptions):
     """Datasets and the conversion of rows to prompts."""
 
-    train: str
-    """JSONL, Parquet or Arrow: a file, a comma-separated list, a glob or a directory."""
-    eval: str = ""
-    """Held-out prompts, in the form of train; empty: no evaluation."""
+    train: Source
+    """JSONL, CSV, Parquet or Arrow: a file, a comma-separated list, a glob or a directory; or OWNER/NAME:SPLIT on the
+    Hugging Face hub. Several data sets are {name: file}."""
+    eval: Source = ""
+    """Held-out prompts, in the form of train; empty: no evaluation. Several data sets have metrics of their own,
+    `eval/NAME/...`."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Share of each training set in every step, relative to the sum: {name: weight}; each set begins again when it is
+    used up. Empty: all prompts are one data set."""
     dataset: str = "files"
     """Plugin of kind `dataset` that opens `train` and `eval`."""
     shuffle: bool = True
     """Shuffle the prompts, differently in every epoch."""
+
+    def __post_init__(self) -> None:
+        for setting, source in {"train": self.train, "eval": self.eval}.items():
+            names = [] if isinstance(source, str) else list(source)
+            require(bool(names or isinstance(source, str)), setting, "a file, or {name: file}", "{}", "train.jsonl")
+            bad = next((name for name in names if not name.isprintable() or not name.strip()), None)
+            require(bad is None, setting, "printable names", repr(bad), "{math: math.jsonl, code: code.jsonl}")
+        if self.weights:
+            names = [] if isinstance(self.train, str) else list(self.train)
+            example = f"{{{', '.join(f'{name}: 1' for name in names)}}}" if names else "{}"
+            expected = f"one for each data set of data.train ({', '.join(names) or 'it has no names'})"
+            require(set(self.weights) == set(names), "weights", expected, ", ".join(self.weights), example)
+            positive = all(0 < weight < float("inf") for weight in self.weights.values())
+            require(positive, "weights", "numbers above 0", dict(self.weights), example)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +113,13 @@ class SamplingConfig(Sampling):
         require(self.top_k >= 0, "top_k", "0 (all tokens) or more", self.top_k, 0)
         require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
         require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p, 0.0)
+        positive = 0 < self.repetition_penalty < inf
+        require(positive, "repetition_penalty", "a number above 0; 1: off", self.repetition_penalty, 1.1)
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(-2 <= getattr(self, name) <= 2, name, "a number from -2 to 2; 0: off", getattr(self, name), 0.5)
+        if self.json_schema:
+            require(_is_json(self.json_schema), "json_schema", "a JSON object as text", self.json_schema[:80], "'{}'")
+        require(not (self.regex and self.json_schema), "regex", "'' when json_schema is set", self.regex, "''")
         require(all(self.stop), "stop", "non-empty texts", list(self.stop), "['END']")
         require(
             min(self.stop_token_ids, default=0) >= 0, "stop_token_ids", "token ids", list(self.stop_token_ids), "[2]"
@@ -95,6 +132,8 @@ class TrainerConfig:
 
     steps: int = 100
     """Steps of the whole run."""
+    epochs: int = 0
+    """Passes over the prompts, in place of `steps`: epochs · prompts / prompts_per_step steps, rounded up; 0: `steps`."""
     prompts_per_step: int = 32
     """Prompts in each step."""
     max_skipped_steps: int = 3
@@ -103,11 +142,13 @@ class TrainerConfig:
     """Warn if the log-probs of engine and trainer differ by more than this on average, in nats."""
     max_logprob_gap: float = 0.0
     """Stop if the log-probs of engine and trainer differ by more than this on average, in nats; 0: never."""
+    patience: int = 0
+    """Stop after this many values of checkpoint.keep_best in a row without a better one; 0: never."""
     log_samples: int = 4
     """Samples logged per step, spread over as many prompts as possible."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, steps=0, max_skipped_steps=1, log_samples=0)
+        require_at_least(self, steps=0, epochs=0, max_skipped_steps=1, patience=0, log_samples=0)
         _require_count(self.prompts_per_step, "prompts_per_step", 32)
         require(self.warn_logprob_gap > 0, "warn_logprob_gap", "more than 0", self.warn_logprob_gap, 0.05)
         require(self.max_logprob_gap >= 0, "max_logprob_gap", "0 (only measured) or more", self.max_logprob_gap, 0.1)
@@ -154,6 +195,9 @@ class CheckpointConfig:
     """Steps between checkpoints; 0: only at the end."""
     keep_last: int = 2
     """Number of checkpoints to keep; older ones are deleted."""
+    keep_best: str = ""
+    """Metric whose best checkpoint is written and kept as well, as checkpoints/best: eval/reward; -NAME if lower is
+    better. Empty: none."""
     background: bool = True
     """Continue training while the backend (fsdp, megatron) writes from a copy in host memory; complete when the next
     step ends."""
@@ -199,7 +243,8 @@ class RewardConfig:
     on_error: Literal["raise", "zero", "drop"] = "raise"
     """Handling of a sample that cannot be scored: stop the run, score 0, or drop the sample."""
     model: str = ""
-    """Directory of a reward model, trained with algorithm=reward_model; its score is the reward `model`."""
+    """Directory of a reward model, whose score is the reward `model`: trained with algorithm=reward_model, or any sequence
+    classifier of transformers with one output."""
 
     def __post_init__(self) -> None:
         few = 0 <= self.num_processes <= 4096

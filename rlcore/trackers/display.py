@@ -198,6 +198,8 @@ def summary(facts: Mapping[str, object]) -> RenderableType:
     """Return the final panel; `facts` come from `rlcore.trainer.summary`, and any of them may be missing."""
     table = Table.grid(padding=(0, 2))
     error = facts.get("error")
+    if error:
+        table.add_row("error", Text(str(error), overflow="fold"))
     steps = f"{facts.get('steps', '?')} of {facts.get('total_steps', '?')} in {duration(_number(facts, 'seconds'))}"
     table.add_row("steps", Text(f"{steps}, {int(_number(facts, 'tokens') or 0):,} tokens"))
     for label, key in (("reward", "reward"), ("held-out pass rate", "eval")):
@@ -212,7 +214,7 @@ def summary(facts: Mapping[str, object]) -> RenderableType:
     for label, key in (command, ("see the run", "report_command")):
         if key in facts:
             table.add_row(label, Text(str(facts[key]), style="bold", overflow="fold"))
-    title = Text(f"ended early: {error}" if error else "stopped early" if unfinished else "done")
+    title = Text("ended early" if error else "stopped early" if unfinished else "done")
     return Panel(table, title=title, border_style="red" if error else "yellow" if unfinished else "green")
 
 

@@ -4,6 +4,7 @@
       actor/ critic/          files of their backends: safetensors in Hugging Face layout, optimizer state, step
       trainer.json            step, loader and ledger, algorithm state, counters, versions of plugins
       manifest.json           every file with its size, written last
+    run/checkpoints/best      link to the one that checkpoint.keep_best keeps
 
 A directory without a manifest, or whose files do not match it, is incomplete and never loaded.
 """
@@ -59,8 +60,12 @@ class Checkpoints:
             _write_json(temporary / "trainer.json", state)
         self.writing = step
 
-    def complete(self, finish_roles: Callable[[Path], None]) -> Checkpoint:
-        """Wait for the files that `begin` started to write and rename the directory. Raises the same as `begin`."""
+    def complete(self, finish_roles: Callable[[Path], None], best: int = 0) -> Checkpoint:
+        """Wait for the files that `begin` started to write and rename the directory. Raises the same as `begin`.
+
+        Args:
+            best: step whose checkpoint is kept under the name `best`, too; 0: none.
+        """
         assert self.writing is not None, "no checkpoint has begun"
         step, self.writing = self.writing, None
         final = self.directory / f"{_PREFIX}{step:06d}"
@@ -75,7 +80,12 @@ class Checkpoints:
             shutil.rmtree(final, ignore_errors=True)
             temporary.rename(final)
             flush(self.directory)
-        self._forget_before(step)
+            if step == best:
+                link = self.directory / ".best.writing"
+                link.unlink(missing_ok=True)
+                link.symlink_to(final.name)
+                link.replace(self.directory / "best")
+        self._forget_before(step, best)
         return read_checkpoint(final)
 
     @contextmanager
@@ -116,9 +126,10 @@ class Checkpoints:
         self.directory.rename(old)
         logger.warning("the checkpoints of an earlier run are now in %s", old)
 
-    def _forget_before(self, step: int) -> None:
-        """Keep this checkpoint and the last few before it. Later ones are damaged, so they are not counted."""
+    def _forget_before(self, step: int, best: int = 0) -> None:
+        """Keep this checkpoint, the last few before it and the best. Later ones are damaged, so they are not counted."""
         earlier = [path for path in checkpoint_paths(self.directory) if int(_step(path)) < step]
+        earlier = [path for path in earlier if int(_step(path)) != best]
         older = [path for path in earlier if damage(path) is None]
         for path in older[: max(0, len(older) - self._keep_last + 1)]:
             shutil.rmtree(path.rename(path.with_name(f".{path.name}.removing")))  # after a kill, `sweep` removes it

@@ -34,9 +34,14 @@ def describe(plan: Plan) -> list[str]:
         f"model      {config.model.path}: {size.num_parameters / 1e6:,.2f} M parameters, {config.model.precision}",
         f"data       {plan.prompts.name}: {len(plan.prompts.batch):,} prompts{_counted(plan)}",
     ]
+    for name, num_prompts in plan.prompts.sets.items():
+        total, weights = sum(config.data.weights.values()), config.data.weights
+        share = weights[name] / total if weights else num_prompts / len(plan.prompts.batch)
+        lines.append(f"           {share:7.2%} {name}: {num_prompts:,} prompts")
     if plan.eval_prompts is not None:
-        held_out = min(config.eval.max_prompts, len(plan.eval_prompts.batch))
-        lines.append(f"eval       {plan.eval_prompts.name}: {held_out:,} of {len(plan.eval_prompts.batch):,} prompts")
+        sizes = plan.eval_prompts.sets.values() or [len(plan.eval_prompts.batch)]
+        num_used = sum(min(config.eval.max_prompts, size) for size in sizes)
+        lines.append(f"eval       {plan.eval_prompts.name}: {num_used:,} of {sum(sizes):,} prompts")
     lines += [_plugin_line("algorithm", plan.algorithm.resolved), _plugin_line("backend", plan.backend.resolved)]
     lines += [_plugin_line("rollout", plan.rollout.resolved)] if "rollout" in plan.workers else []
     lines += [f"replay     {config.schedule.replay}: samples of its steps; no engine"] if config.schedule.replay else []
@@ -80,10 +85,11 @@ def _arithmetic(plan: Plan) -> list[str]:
     shares = even_sizes(rows, dp_size)
     share = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
     devices_per_share = config.pools[plan.placement["actor"]].num_devices // dp_size
+    epochs = f" ({config.trainer.epochs} epochs)" if config.trainer.epochs else ""
     per = "device" if devices_per_share == 1 else f"{devices_per_share} devices"
     return [
         f"step       {config.trainer.prompts_per_step} prompts × {each} {_noun(plan)} = {rows} rows,"
-        f" {share} per {per}, {_updates(plan)} updates; {config.trainer.steps} steps"
+        f" {share} per {per}, {_updates(plan)} updates; {config.trainer.steps} steps{epochs}"
     ]
 
 

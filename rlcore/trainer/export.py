@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,14 @@ def find_checkpoint(path: Path) -> Checkpoint:
     return read_checkpoint(path)
 
 
-def export(checkpoint: Checkpoint, target: Path, role: str = "actor") -> None:
+def export(checkpoint: Checkpoint, target: Path, role: str = "actor", dtype: str = "") -> None:
     """Write the model of a role and its tokenizer to a new directory, under a temporary name until complete.
 
+    Args:
+        dtype: type of the weights, such as "bfloat16"; empty: that of the checkpoint.
+
     Raises:
-        UserError: the role has no model in this checkpoint, or `target` exists.
+        UserError: the role has no model in this checkpoint, `target` exists, or a weight overflows `dtype`.
     """
     source = role_directory(checkpoint, role)
     if target.exists():
@@ -49,10 +53,30 @@ def export(checkpoint: Checkpoint, target: Path, role: str = "actor") -> None:
     try:
         backend: Any = resolve("backend", checkpoint.state["config"]["backend"]["name"]).object
         backend.export(source, beside)
+        if dtype:
+            _convert(beside, dtype)
         copy_tokenizer(source, beside)
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _convert(directory: Path, dtype: str) -> None:
+    """Convert the weights of a Hugging Face model in place, one file at a time."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for path in directory.glob("model*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                tensors[name] = tensor.to(getattr(torch, dtype))
+                if not tensors[name].isfinite().all():
+                    raise UserError(f"weight '{name}' is too large for {dtype}\nType  --dtype bfloat16")
+        save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": dtype}
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def is_model(directory: Path) -> bool:

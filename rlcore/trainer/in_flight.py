@@ -6,7 +6,6 @@ groups and one that returns finished ones.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rlcore.controller.future import Future
@@ -61,8 +60,8 @@ class RequestGroups:
         self._has_failed = False
         self._progress: dict[int, Progress] = {}
         """Rank of an engine -> its progress at the last poll."""
-        self._stuck_s = dict.fromkeys(rollout.ranks, 0.0)
-        """Rank of an engine -> seconds of polls since it had no open group, or made progress."""
+        self._advanced: dict[int, Progress] = {}
+        """Rank of an engine -> its progress at the last poll that found no open group, or new tokens."""
         self._measured = (0.0, 0.0, 0.0)
 
     def request(self, prompts: Batch, step: Step) -> None:
@@ -128,7 +127,6 @@ class RequestGroups:
 
     def _next(self, interrupt: Callable[[], None] | None, count: int, wait_s: float) -> Batch | None:
         """Return the result of the poll under way, or of a new one."""
-        start = time.monotonic()
         self._poll = self._poll or self._rollout.finished_groups.submit(count, wait_s)
         try:
             samples, progress = self._poll.result(interrupt)
@@ -138,8 +136,8 @@ class RequestGroups:
         self._poll = None
         for it in progress:
             before = self._progress.get(it.rank)
-            is_stuck = bool(self._open[it.rank]) and before is not None and it.num_tokens == before.num_tokens
-            self._stuck_s[it.rank] = self._stuck_s[it.rank] + time.monotonic() - start if is_stuck else 0.0
+            if before is None or it.num_tokens != before.num_tokens or not self._open[it.rank]:
+                self._advanced[it.rank] = it
             self._progress[it.rank] = it
         if samples is not None:
             arrived = set(samples.fetch("group_id").tolist())
@@ -150,13 +148,17 @@ class RequestGroups:
     def _leave_out_stuck(self) -> None:
         runtime, pool = self._rollout.runtime, self._rollout.pool
         timeout_s = runtime.config.call_timeout_s
-        for rank in [rank for rank in self._rollout.ranks if self._stuck_s[rank] >= timeout_s]:
+        for rank in [rank for rank in self._rollout.ranks if self._stuck_s(rank) >= timeout_s]:
             text = (
                 f"engine {rank} of pool '{pool}' finished none of {len(self._open[rank])} groups, and no response, within"
                 f" {timeout_s:g} s;\nstack of rank {rank} of pool '{pool}':\n{self._stack(rank)}"
             )
             error = DeadlineExceeded(f"{text}\nWait longer:  runtime.call_timeout_s={2 * timeout_s:g}")
             self._rollout.members.leave_out(rank, error)
+
+    def _stuck_s(self, rank: int) -> float:
+        """Return the seconds, by the clock of the engine, in which it generated and made no progress."""
+        return self._progress[rank].drawing_s - self._advanced[rank].drawing_s
 
     def _stack(self, rank: int) -> str:
         runtime = self._rollout.runtime

@@ -11,8 +11,6 @@ from rlcore.config.schema import Config
 from rlcore.controller.group import Group, spawn
 from rlcore.controller.make import make_runtime
 from rlcore.controller.runtime import Runtime
-from rlcore.data.batch import Batch
-from rlcore.data.loader import mix
 from rlcore.errors import ConfigError
 from rlcore.hooks.manager import Hooks
 from rlcore.protocols.optional import ShowsMetrics
@@ -20,13 +18,14 @@ from rlcore.protocols.tracker import RunInfo
 from rlcore.protocols.transfer import Transfer
 from rlcore.registry import resolve
 from rlcore.trainer.checkpoint import Checkpoints, hold, newest
+from rlcore.trainer.evaluate import held_out
 from rlcore.trainer.plan import Plan, make_loader
 from rlcore.trainer.prefetch import Prefetcher
-from rlcore.trainer.prompts import Prompts
 from rlcore.trainer.recording import Replay, prepare
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.run import Run, error_text
 from rlcore.trainer.sharing import DeviceSharing
+from rlcore.trainer.starts import record_start
 from rlcore.trainer.step import PromptSource, Step
 from rlcore.types import Sampling
 
@@ -48,7 +47,7 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
         runtime=runtime,
         algorithm=algorithm,
         source=PromptSource(loader=make_loader(config, plan.prompts, plan.demonstrations), prompts=plan.prompts.batch),
-        eval_prompts=held_out(plan.eval_prompts, config) if plan.eval_prompts else None,
+        held_out=held_out(plan.eval_prompts, config) if plan.eval_prompts else None,
         checkpoints=Checkpoints(plan.directory / "checkpoints", config.checkpoint.keep_last),
         trackers=[tracker.resolved.object(tracker.config, info) for tracker in plan.trackers],
         hooks=hooks,
@@ -82,6 +81,7 @@ def _start(plan: Plan, run: Run) -> None:
         prepare(plan.directory, run.source.loader, plan.resume.step if plan.resume else 0)
     if plan.resume is None:
         run.checkpoints.set_aside()
+    record_start(plan)
     trackers, run.trackers = run.trackers, []
     for tracker in trackers:
         run.start_tracker(tracker, plan.resume.step if plan.resume else None)
@@ -202,12 +202,3 @@ def _process_env(hooks: Hooks, config: Config, placement: Mapping[str, str], poo
             merged |= hooks.worker_env(config=config, role=role, rank=rank)
         environments.append(merged)
     return environments
-
-
-def held_out(prompts: Prompts, config: Config) -> Batch:
-    """Return held-out prompts, spread evenly over the file, with fixed seeds: the same at every evaluation."""
-    count = min(config.eval.max_prompts, len(prompts.batch))
-    seed = mix(config.run.seed, 1)
-    return prompts.batch.take([i * len(prompts.batch) // count for i in range(count)]).with_rows(
-        group_id=list(range(count)), seed=[mix(seed, i) for i in range(count)]
-    )

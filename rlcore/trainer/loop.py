@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rlcore.errors import InfrastructureError, NumericalError, RunError, TrackerError
 from rlcore.protocols.optional import Evaluates
-from rlcore.trainer.evaluate import evaluate
+from rlcore.trainer.best import is_exhausted, note_best
+from rlcore.trainer.evaluate import evaluate, evaluate_groups
 from rlcore.trainer.prefetch import StepAbandoned
 from rlcore.trainer.run import Clock, Run, values
 from rlcore.trainer.step import Step
@@ -38,9 +39,9 @@ def steps(run: Run) -> Generator[dict[str, float], None, None]:
         run.signals.in_steps = True
         run.hooks.run_start(run=run)
         if run.counters.step == 0:
-            run.log(0, _evaluate(run))
+            run.log(0, _evaluate(run) if run.config.eval.before_training else {})
         with suppress(GeneratorExit):
-            while run.counters.step < run.config.trainer.steps and not run.signals.asked:
+            while run.counters.step < run.config.trainer.steps and not (run.signals.asked or is_exhausted(run)):
                 current = run.next_step()
                 with suppress(StepAbandoned):  # only after a signal
                     metrics = step(run, current)
@@ -86,7 +87,8 @@ def step(run: Run, current: Step) -> dict[str, float]:
     _compare_log_probs(run, metrics)
     _stop_when_nothing_is_learned(run, current, metrics)
     complete(run)
-    if run.config.checkpoint.every_steps and number % run.config.checkpoint.every_steps == 0:
+    every = run.config.checkpoint.every_steps
+    if note_best(run, metrics) or (every and number % every == 0):
         save(run)
     return metrics
 
@@ -123,7 +125,7 @@ def complete(run: Run) -> None:
             for seen in group.saved(str(directory)):
                 _check_arrived(directory / group.role, seen)
 
-    checkpoint = run.checkpoints.complete(finish_roles)
+    checkpoint = run.checkpoints.complete(finish_roles, run.counters.best_step)
     run.hooks.checkpoint_saved(run=run, step=checkpoint.step, path=checkpoint.path, calls=run.saving.calls)
 
 
@@ -155,14 +157,13 @@ def _check_arrived(directory: Path, seen: Mapping[str, int]) -> None:
 
 
 def _evaluate(run: Run) -> dict[str, float]:
-    if run.eval_prompts is None:
+    if run.held_out is None:
         return {}
     run.phase("evaluate")
     clock = Clock()
-    algorithm = run.algorithm
-    chosen = algorithm.evaluate if isinstance(algorithm, Evaluates) else evaluate
+    chosen = run.algorithm.evaluate if isinstance(run.algorithm, Evaluates) else evaluate
     record = Step(number=run.counters.step, on_wait=run.phase)
-    metrics, samples = chosen(run.roles.during(record), run.eval_prompts, run.config.eval)
+    metrics, samples = evaluate_groups(chosen, run.roles.during(record), run.held_out, run.config.eval)
     metrics |= {f"eval/{name}": mean.value for name, mean in record.metrics.items() if name.startswith("memory_gb/")}
     run.counters.last_eval = metrics["eval/pass_rate"]
     if run.counters.first_eval is None:

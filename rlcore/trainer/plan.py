@@ -10,6 +10,7 @@ import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,16 +23,26 @@ from rlcore.errors import ConfigError, did_you_mean
 from rlcore.models.load import check_directory
 from rlcore.models.size import ModelSize
 from rlcore.protocols.algorithm import RoleSpec
-from rlcore.protocols.optional import ComparesSamples, CorrectsStaleness, Evaluates, LearnsFromTexts, TrainsUnits
+from rlcore.protocols.optional import (
+    ComparesSamples,
+    CorrectsStaleness,
+    Evaluates,
+    LearnsFromTexts,
+    LearnsTurns,
+    TrainsUnits,
+)
 from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import Resolved, misspellings, resolve
 from rlcore.rewards.runner import build_reward
+from rlcore.trainer.best import check_best
 from rlcore.trainer.checkpoint import Checkpoint, newest
+from rlcore.trainer.evaluate import groups_of
 from rlcore.trainer.in_flight import check_engine
-from rlcore.trainer.prompts import Prompts, check_demonstrations, load_prompts
+from rlcore.trainer.prompts import Prompts, check_demonstrations, join, load_sets, warn_repeats
 from rlcore.trainer.recording import check_recording
 from rlcore.trainer.reward_plan import check_objects, check_rewards, reward_specs
 from rlcore.trainer.role_plan import plan_models, plan_roles, without
+from rlcore.trainer.sampling_plan import check_sampling
 from rlcore.trainer.sharing import sharing_roles
 
 logger = logging.getLogger(__name__)
@@ -113,22 +124,21 @@ def make_plan(config: Config, directory: Path, objects: Mapping[str, Any] = Mapp
     rewards = reward_specs(config, objects) if "reward" in workers else ()
     columns = tuple(instance.demonstrations) if isinstance(instance, LearnsFromTexts) else ()
     demonstrations = columns if "rollout" in without(instance) else ()
-    writes = instance.writes()
-    prompts = load_prompts(config, config.data.train, writes, columns)
-    eval_prompts = load_prompts(config, config.data.eval, writes, columns) if config.data.eval else None
+    writes, every_turn = instance.writes(), isinstance(instance, LearnsTurns) and instance.every_turn
+    load = partial(load_sets, config, writes=writes, responses=columns, every_turn=every_turn)
+    train, held_out = load(config.data.train), load(config.data.eval)
     made = {spec.name: build_reward(spec) for spec in rewards}
-    for data in filter(None, (prompts, eval_prompts)):
+    for data in (*train.values(), *held_out.values()):
         check_rewards(made, data, [*workers, *(["environment"] if environment else [])])
-        if data is prompts or isinstance(instance, Evaluates):
+        if data in train.values() or isinstance(instance, Evaluates):
             check_demonstrations(config.algorithm.name, columns, data)
         _check_lengths(config, data)
+    prompts, eval_prompts = join(train), join(held_out) if held_out else None
+    config = _with_steps(config, len(prompts.batch))
+    if eval_prompts:
+        groups_of(eval_prompts, range(len(eval_prompts.batch)), config.eval.by)
     _check_columns(config, instance, workers, prompts)
-    if config.trainer.prompts_per_step > len(prompts.batch):
-        logger.warning(
-            "trainer.prompts_per_step=%d is more than the %d prompts of %s, so each step repeats some; type  %s",
-            *(config.trainer.prompts_per_step, len(prompts.batch), prompts.name),
-            f"trainer.prompts_per_step={len(prompts.batch)}",
-        )
+    warn_repeats(config, prompts)
     few = config.sampling.samples_per_prompt == 1
     compares = isinstance(instance, ComparesSamples) and instance.compares_samples
     if compares and (few or config.sampling.temperature == 0):
@@ -164,6 +174,9 @@ def make_plan(config: Config, directory: Path, objects: Mapping[str, Any] = Mapp
     )
     for role, worker in workers.items():
         worker.object.check(plan, role)
+    check_best(config, eval_prompts is not None)
+    if "rollout" in roles:
+        check_sampling(config, rollout, instance)
     schedule = config.schedule
     generates = "rollout" in roles and "rollout" not in without(instance)
     if (name := "replay" if schedule.replay else "record" if schedule.record else "") and not generates:
@@ -175,6 +188,13 @@ def make_plan(config: Config, directory: Path, objects: Mapping[str, Any] = Mapp
     if schedule.steps_ahead:
         _check_schedule(plan, instance)
     return plan
+
+
+def _with_steps(config: Config, num_prompts: int) -> Config:
+    """Return the config with the number of steps that trainer.epochs stands for."""
+    trainer = config.trainer
+    steps = -(-trainer.epochs * num_prompts // trainer.prompts_per_step) or trainer.steps
+    return replace(config, trainer=replace(trainer, steps=steps))
 
 
 def leave_out(plan: Plan, role: str) -> Plan:
@@ -210,6 +230,7 @@ def make_loader(config: Config, prompts: Prompts, demonstrations: Sequence[str] 
         prompts.fingerprint,
         prompts.columns,
         None if demonstrations else config.sampling.samples_per_prompt,
+        {name: (prompts.sets[name], config.data.weights[name]) for name in prompts.sets if config.data.weights},
     )
 
 

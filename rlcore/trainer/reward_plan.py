@@ -9,6 +9,7 @@ from typing import Any
 from rlcore.config.build import build, flatten
 from rlcore.config.schema import Config, RewardItem
 from rlcore.data.columns import STANDARD_COLUMNS
+from rlcore.data.fields import names_of, values_of
 from rlcore.errors import ConfigError, import_optional
 from rlcore.protocols.reward import RewardSpec
 from rlcore.registry import PYTHON, resolve
@@ -87,10 +88,13 @@ def check_objects(checkpoint: Checkpoint, config: Config) -> None:
 
 def check_rewards(rewards: Mapping[str, RewardFunction], data: Prompts, writers: Collection[str]) -> None:
     """Check that the dataset, the environment or the reward model provides every column that a reward needs."""
-    columns = [name for name in data.batch.columns if name not in ("input_ids", "prompt_id")]
-    given = {"environment", "reward_model"}.intersection(writers)
-    columns += [column.name for column in STANDARD_COLUMNS if column.written_by in given]
+    table = {name: data.batch[name].tolist() for name in data.batch.columns if data.batch.level(name) == "object"}
     asked = {name for reward in rewards.values() for name in required_columns(reward)}
+    given = {"environment", "reward_model"}.intersection(writers)
+    columns = {*table, *(column.name for column in STANDARD_COLUMNS if column.written_by in given)}
+    columns |= {name for name in asked if values_of(name, table) is not None}
+    if asked - columns:
+        columns |= set(names_of(table))
     if "reward_model" in given and "model_score" not in asked:
         raise ConfigError(
             "reward.model is set, but no reward uses its score\nType  reward=model  or  reward=[model,OTHER]"

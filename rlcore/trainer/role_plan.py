@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from rlcore.config.schema import Config
@@ -57,7 +58,9 @@ def _standard_roles(config: Config, algorithm: Any) -> list[RoleSpec]:
         unneeded -= {"reward"}
     roles = [RoleSpec(name="rollout", worker="rollout"), RoleSpec(name="reward", worker="reward")]
     if config.reward.model and "reward" not in unneeded:
-        roles.append(RoleSpec(name="reward_model", worker="reward_model", model="reward.model"))
+        own = (Path(config.reward.model).expanduser() / "value_head.safetensors").is_file()
+        worker = "reward_model" if own else "sequence_classifier"
+        roles.append(RoleSpec(name="reward_model", worker=worker, model="reward.model"))
     return [role for role in roles if role.name not in unneeded]
 
 
@@ -135,7 +138,7 @@ def _check_reads(config: Config, algorithm: Any, specs: Mapping[str, RoleSpec]) 
 
 
 def plan_models(config: Config, algorithm_config: Any, specs: Mapping[str, RoleSpec]) -> dict[str, str]:
-    """Return role -> directory of its model, which must exist and use the same tokenizer as the actor's.
+    """Return role -> directory of its model, which must exist; one that reads tokens uses the same tokenizer as the actor's.
 
     A role without its own model starts from that of the role whose weights it receives.
     """
@@ -143,7 +146,8 @@ def plan_models(config: Config, algorithm_config: Any, specs: Mapping[str, RoleS
     for name in specs:
         setting, own = _own_model(config, algorithm_config, specs, name)
         models[name] = own or config.model.path
-        if own and check_directory(own, setting) != check_directory(config.model.path):
+        reads_tokens = not _worker(specs[name]).object.reads_text
+        if own and check_directory(own, setting) != check_directory(config.model.path) and reads_tokens:
             vocabulary, wanted = (load_tokenizer(path).get_vocab() for path in (own, config.model.path))
             if vocabulary != wanted:
                 raise ConfigError(

@@ -23,6 +23,7 @@ from rlcore.hooks.manager import Hooks
 from rlcore.protocols.optional import ShowsDistributions, ShowsPhase
 from rlcore.protocols.tracker import SampleRecord, Tracker
 from rlcore.trainer.checkpoint import Checkpoints
+from rlcore.trainer.evaluate import HeldOut
 from rlcore.trainer.recording import record_step
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.signals import Signals
@@ -45,6 +46,14 @@ class Counters:
     first_eval: float | None = None
     """Pass rate."""
     last_eval: float | None = None
+    best: float | None = None
+    """Best value of checkpoint.keep_best, negated if lower is better."""
+    best_of: str = ""
+    """Value of checkpoint.keep_best that `best` belongs to; empty in checkpoints of earlier versions."""
+    best_step: int = 0
+    """Step of that value; 0: none."""
+    without_better: int = 0
+    """Values since then."""
     seconds: float = 0.0
 
 
@@ -57,7 +66,7 @@ class Run:
     runtime: Runtime
     algorithm: Any
     source: PromptSource
-    eval_prompts: Batch | None
+    held_out: HeldOut | None
     checkpoints: Checkpoints
     trackers: Sequence[Tracker]
     hooks: Hooks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,15 @@ from rlcore.registry.known import known_names
 from rlcore.trainer.run import Run, error_text
 
 
-def summarize(run: Run, overrides: Sequence[str] | None, error: BaseException | None) -> dict[str, Any]:
-    """Return the summary of a run for `rlcore.trackers.console`, without unknown values.
-
-    Args:
-        overrides: what was typed after `rlcore train`; None: called from Python.
-    """
+def summarize(run: Run, error: BaseException | None, *, in_python: bool) -> dict[str, Any]:
+    """Return the summary of a run for `rlcore.trackers.console`, without unknown values."""
     counters = run.counters
     latest = run.checkpoints.latest()
     directory = _short(run.directory)
     verb, target = ("eval", "--samples samples.jsonl") if run.config.data.eval else ("export", "my-model")
-    if overrides is None:
+    again = f"rlcore train {shlex.quote(str(directory))}"
+    if in_python:
         again = f'rlcore.train(…, settings={{…, "run.name": "{run.directory.name}"}})'
-    else:
-        typed = " ".join(shlex.quote(item) for item in overrides if not item.startswith(("run.name=", "run.resume=")))
-        again = f"rlcore train {typed} run.name={run.directory.name}"
     summary: dict[str, Any] = {
         "steps": counters.step,
         "total_steps": run.config.trainer.steps,
