@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rlcore.data.batch import Batch
 
 FinishReason = Literal["stop", "length", "abort"]
+RESHAPING: Final = ("repetition_penalty", "presence_penalty", "frequency_penalty", "regex", "json_schema")
+"""Settings of `Sampling` that change the model's distribution, not only its temperature and tail. Engines declare them."""
 Average = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "row-mean", "unit-mean"]
 
 
@@ -38,6 +40,16 @@ class Sampling:
     """Strings that end a response; the response includes them."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, in addition to the model's end-of-sequence tokens; the response includes them."""
+    repetition_penalty: float = 1.0
+    """Divide the logits of tokens in the prompt or the response by this if they are positive, else multiply them; 1: off."""
+    presence_penalty: float = 0.0
+    """Subtract this from the logits of tokens that the response has."""
+    frequency_penalty: float = 0.0
+    """Subtract this from the logit of a token for each time that the response has it."""
+    regex: str = ""
+    """Regular expression that the whole response matches; empty: any response."""
+    json_schema: str = ""
+    """JSON schema, as JSON text, that the response follows; empty: any response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +72,8 @@ class Sample:
     token_ids: Sequence[int]
     """[n] generated ids, including the end token if there is one, without the prompt."""
     log_probs: Sequence[float]
-    """[n] log-probability of each token under softmax(logits / temperature), before top-k, top-p and min-p, as the
-    trainer computes it. Greedy samples use temperature 1."""
+    """[n] log-probability of each token under softmax(logits / temperature), before penalties, top-k, top-p and min-p, as
+    the trainer computes it. Greedy samples use temperature 1."""
     finish_reason: FinishReason
     policy_version: int
     """Version of the weights that sampled the last token."""

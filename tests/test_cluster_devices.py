@@ -11,7 +11,7 @@ import ray
 
 from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig, RuntimeConfig
-from rlcore.controller.ray_runtime import _RayHost
+from rlcore.controller.ray_host import RayHost
 from rlcore.errors import CapacityError
 from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import start_roles
@@ -32,18 +32,18 @@ class Seen:
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-class SeenHost(_RayHost):
+class SeenHost(RayHost):
     """Ray actor with the simulated host."""
 
     def __init__(self, info, alone):
-        with mock.patch("rlcore.controller.ray_runtime.Host", Seen):
+        with mock.patch("rlcore.controller.ray_host.Host", Seen):
             super().__init__(info, alone)
 
 
 @contextmanager
 def cluster(monkeypatch, num_gpus, pools):
     """Start these pools on an existing cluster of one node."""
-    monkeypatch.setattr("rlcore.controller.ray_runtime._RayHost", SeenHost)
+    monkeypatch.setattr("rlcore.controller.ray_runtime.RayHost", SeenHost)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "logging_level": logging.WARNING}
     ray.init(num_cpus=4, num_gpus=num_gpus, **options)

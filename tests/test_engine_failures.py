@@ -11,11 +11,18 @@ from rlcore_tests.runs import metrics, small_run
 from rlcore import hookimpl
 from rlcore.cli.train import run as train
 from rlcore.controller.group import spawn
+from rlcore.controller.host import Reply
+from rlcore.controller.make import make_runtime
+from rlcore.controller.members import Members
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
+from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
-from rlcore.errors import HostDied, InfrastructureError, SampleError
+from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError, SampleError
+from rlcore.protocols.dispatch import Call
 from rlcore.rollouts.hf import HFRollout
-from rlcore.testing.fakes import FakeRollout
+from rlcore.testing.fakes import FakeRollout, FakeStore
 from rlcore.testing.waiting import wait_until
+from rlcore.types import Mesh
 from tests.test_async import check_whole
 from tests.workers import Echo
 
@@ -77,6 +84,16 @@ class OneCannotLoad(HFRollout):
         super().load_weights(weights, version)
 
 
+class OneDiesLoading(OneCannotLoad):
+    """Engines of which the process of one is killed in the middle of the third update."""
+
+    def load_weights(self, weights, version):
+        if version == 3 and not self.is_healthy:
+            next(weights)
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().load_weights(weights, version)
+
+
 class OneCannotEvaluate(OneFails):
     """Engines of which one fails at greedy requests of the weights of version 2."""
 
@@ -85,6 +102,9 @@ class OneCannotEvaluate(OneFails):
             raise InfrastructureError("no greedy sampling today")
         async for sample in super().generate(requests):
             yield sample
+
+
+TIMEOUT_S = 10.0
 
 
 class Ends:
@@ -183,6 +203,79 @@ def test_engines_that_hang_are_left_out(tmp_path, cluster, caplog):
     assert not Stops.is_alive(), "the stopped process is left behind"
 
 
+class Copies:
+    """A runtime whose calls reply at once, and whose copies on a trainer's host end as given."""
+
+    inline = False
+    config = RuntimeConfig()
+
+    def __init__(self, batch, *outcomes):
+        self._replies = [[Reply(value=batch, seconds=0.0)] * len(outcomes), list(outcomes)]
+
+    def wait_each(self, handles, what, timeout_s, interrupt=None):
+        return self._replies.pop(0)
+
+    def pool_size(self, pool):
+        return 1
+
+    def submit(self, pool, rank, action, *args):
+        assert (pool, action) == ("actor", "keep")
+        return object()
+
+    def end_host(self, pool, rank):
+        assert (pool, rank) == ("rollout", 1)
+
+
+def members_of(runtime):
+    meshes = [Mesh(rank=rank, world_size=2, dp_rank=rank, dp_size=2) for rank in range(2)]
+    members = Members(runtime, "rollout", "rollout", meshes)
+    members.tolerate(1, keeper="actor")
+    return members
+
+
+def test_only_the_engine_whose_samples_are_lost_is_left_out():
+    batch = BatchRef.publish(Batch.of(lengths=[1], tokens={"input_ids": [5]}), FakeStore())
+    copied = Reply(value="copied", seconds=0.0)
+    members = members_of(Copies(batch, copied, InfrastructureError("lost")))
+
+    replies = members.wait({0: object(), 1: object()}, "rollout.generate")
+
+    assert {rank: reply.value for rank, reply in replies.items()} == {0: "copied"}
+    assert members.ranks == [0]
+
+
+@pytest.mark.parametrize("error", [HostDied("the actor's host"), DeadlineExceeded("the actor's host")])
+def test_a_trainer_that_fails_to_copy_is_not_a_failure_of_the_engine(error):
+    batch = BatchRef.publish(Batch.of(lengths=[1], tokens={"input_ids": [5]}), FakeStore())
+    members = members_of(Copies(batch, Reply(value="copied", seconds=0.0), error))
+
+    with pytest.raises(type(error), match="the actor's host"):
+        members.wait({0: object(), 1: object()}, "rollout.generate")
+
+    assert list(members.ranks) == [0, 1]
+
+
+def test_engines_that_hang_at_the_same_time_cost_one_time_out(cluster, caplog):
+    config = RuntimeConfig(name="ray", address=cluster[1].partition("=")[2], call_timeout_s=TIMEOUT_S)
+    runtime = make_runtime(config)
+    try:
+        runtime.start({"rollout": PoolConfig(devices_per_node=3, device="cpu")}, {})
+        echo = spawn(Echo, runtime, role="echo", pool="rollout")
+        echo.members.tolerate(2, keeper="rollout")
+
+        seconds = [0.0, 6 * TIMEOUT_S, 1.2 * TIMEOUT_S]  # the last one returns long before a second time-out
+        call = Call((seconds,), {})
+        naps = {rank: runtime.submit("rollout", rank, "call", "echo", "nap", call) for rank in range(3)}
+
+        assert echo.members.wait(naps, "echo.nap").keys() == {0}
+
+        assert echo.ranks == [0]
+        assert all(f"echo.nap did not finish within {TIMEOUT_S:g} s" in it for it in failures(caplog))
+        assert echo.who("I am") == ["I am 0 of 3"]
+    finally:
+        runtime.shutdown()
+
+
 def test_in_one_process_an_engine_that_raises_is_left_out(tmp_path, caplog):
     more = (FAKE, "rollout.fault=raise", "rollout.fault_after=40")
     lines = run_with(tmp_path / "first", *more)
@@ -198,6 +291,31 @@ def test_an_engine_that_cannot_load_the_weights_is_left_out(tmp_path, caplog):
     assert sum(num_again(lines[:3])) == 0 < sum(num_again(lines))
     assert largest_gap(lines) < 1e-4
     assert [it.partition("remain: ")[2] for it in failures(caplog)] == ["no memory for the weights"]
+
+
+def test_an_engine_that_is_killed_during_an_update_is_left_out(tmp_path, cluster, caplog):
+    lines = run_with(tmp_path, *cluster, f"rollout={__file__}:OneDiesLoading", HF[1], "transfer=object_store")
+
+    assert sum(num_again(lines[:3])) == 0 < sum(num_again(lines))
+    assert largest_gap(lines) < 1e-4
+    (warning,) = failures(caplog)
+    assert "weight sync: the host of rank 1 of pool 'rollout' died" in warning
+
+
+def test_an_engine_that_cannot_load_a_broadcast_is_left_out(tmp_path, cluster, caplog):
+    lines = run_with(tmp_path, *cluster, f"rollout={__file__}:OneCannotLoad", HF[1], "transfer=collective")
+
+    assert sum(num_again(lines[:3])) == 0 < sum(num_again(lines))
+    assert largest_gap(lines) < 1e-4
+    assert [it.partition("remain: ")[2] for it in failures(caplog)] == ["no memory for the weights"]
+
+
+def test_an_engine_that_is_killed_during_a_broadcast_ends_the_run(tmp_path, cluster, caplog):
+    with pytest.raises(HostDied, match="weight sync: the host of rank 1 of pool 'rollout' died") as raised:
+        run_with(tmp_path, *cluster, f"rollout={__file__}:OneDiesLoading", HF[1], "transfer=collective")
+
+    assert any("type  transfer=object_store" in note for note in raised.value.__notes__)
+    assert failures(caplog) == []
 
 
 def test_an_evaluation_goes_on_without_the_engine_that_failed(tmp_path, caplog):

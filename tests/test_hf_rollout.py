@@ -88,7 +88,7 @@ def assert_same(found, expected):
         assert list(other.log_probs) == pytest.approx(list(sample.log_probs), abs=1e-4)
 
 
-def greedy_by_transformers(model, prompt, num_tokens):
+def greedy_by_transformers(model, prompt, num_tokens, **options):
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([prompt]),
@@ -96,6 +96,7 @@ def greedy_by_transformers(model, prompt, num_tokens):
             do_sample=False,
             max_new_tokens=num_tokens,
             pad_token_id=0,
+            **options,
         )
     return out[0, len(prompt) :].tolist()
 
@@ -111,6 +112,20 @@ def test_greedy_equals_transformers_generate_on_a_trained_model(name):
     for i, prompt in enumerate(prompts):
         assert list(samples[i].token_ids) == greedy_by_transformers(plain, prompt, 60)
     assert tokenizer.decode(samples[0].token_ids).strip().startswith(", there was a little")
+
+
+def test_a_repetition_penalty_changes_its_request_alone_as_in_transformers(shared_engine, plain, prompts):
+    asked = requests_of(prompts, temperature=0.0)
+    penalty = replace(asked[1].sampling, repetition_penalty=1.4)
+    asked[1] = replace(asked[1], sampling=penalty)
+
+    samples = run(shared_engine, asked)
+
+    penalized = greedy_by_transformers(plain, prompts[1], 20, repetition_penalty=1.4)
+    assert list(samples[1].token_ids) == penalized != greedy_by_transformers(plain, prompts[1], 20)
+    assert list(samples[0].token_ids) == greedy_by_transformers(plain, prompts[0], 20)
+    expected = log_probs_of(plain, [*prompts[1], *penalized], 1.0)[len(prompts[1]) :]
+    assert list(samples[1].log_probs) == pytest.approx(expected.tolist(), abs=1e-4), "log-probs are the model's own"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

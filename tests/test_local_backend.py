@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlcore.errors import ModelError
+from rlcore.errors import ConfigError, ModelError
 from rlcore.kits.backend.optimizer import lr_at
 from rlcore.models.load import check_directory, load_model, load_tokenizer
 from rlcore.protocols.backend import BackendContext, OptimizerConfig
@@ -309,6 +309,7 @@ SHARES = {
 }
 """Rows of each rank; in "four", the last rank has none."""
 NUM_STEPS = 3
+SGD = {"name": "sgd", "momentum": 0.9}
 ADAMW = OptimizerConfig(lr=1e-3, eps=1e-3, schedule="linear", warmup_steps=1, weight_decay=0.1, clip_grad_norm=0.5)
 """Optimizer whose eps is not smaller than the rounding errors of gradients, which AdamW would amplify otherwise."""
 
@@ -444,6 +445,21 @@ def test_step_clips_by_the_norm_of_all_gradients_and_moves_by_adamw(path):
     assert all(parameter.grad is None for parameter in backend._names)
 
 
+def test_sgd_moves_by_the_gradient_and_its_momentum(path):
+    config = OptimizerConfig(name="sgd", lr=0.5, momentum=0.9, weight_decay=0.1, clip_grad_norm=0.0)
+    backend = make_backend(path, optimizer=config)
+    batch = make_batch(random_ids(LENGTHS))
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in backend.weights()}
+    for _ in range(2):
+        before = {name: tensor.clone() for name, tensor in backend.weights()}
+        backend.forward_backward(batch, policy_loss(batch), temperature=1.0)
+        gradient = {name: tensor.clone() for name, tensor in gradients(backend).items()}
+        backend.step()
+        for name, after in backend.weights():
+            velocity[name] = 0.9 * velocity[name] + gradient[name] + 0.1 * before[name]
+            torch.testing.assert_close(after, before[name] - 0.5 * velocity[name], atol=1e-6, rtol=1e-5)
+
+
 def test_clip_grad_norm_0_turns_clipping_off(path):
     batch = make_batch(random_ids(LENGTHS))
     moved = []
@@ -500,8 +516,22 @@ WARM = {"lr": 2.0, "warmup_steps": 2, "min_lr_ratio": 0.25}
         (OptimizerConfig(lr=2.0, schedule="linear", min_lr_ratio=0.0), 2, [2.0, 1.0, 0.0]),
         (OptimizerConfig(lr=2.0, schedule="cosine"), 0, [2.0, 2.0]),
         (OptimizerConfig(lr=2.0, schedule="linear", warmup_steps=4), 4, [0.5, 1.0, 1.5, 2.0, 2.0]),
+        (OptimizerConfig(lr=2.0, warmup_ratio=0.3), 10, [2 / 3, 4 / 3, 2.0, 2.0]),
+        (OptimizerConfig(lr=2.0, warmup_ratio=0.31), 10, [0.5, 1.0, 1.5, 2.0, 2.0]),
+        (OptimizerConfig(lr=2.0, warmup_ratio=0.5), 0, [2.0, 2.0]),
     ],
-    ids=["constant", "warm-up", "linear", "cosine", "linear to zero", "unknown end", "warm-up only"],
+    ids=[
+        "constant",
+        "warm-up",
+        "linear",
+        "cosine",
+        "linear to zero",
+        "unknown end",
+        "warm-up only",
+        "ratio",
+        "ratio rounded up",
+        "ratio of an unknown end",
+    ],
 )
 def test_learning_rate_of_each_step(config, total_steps, expected):
     assert [lr_at(config, step, total_steps) for step in range(len(expected))] == pytest.approx(expected, abs=1e-6)
@@ -553,14 +583,29 @@ def test_transformers_opens_a_saved_model_and_computes_the_same(name, paths, tmp
     torch.testing.assert_close(found.double(), expected, atol=3e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("names", [("sgd", "adamw"), ("adamw", "sgd")])
+def test_the_state_of_another_optimizer_is_refused_before_anything_changes(names, path, tmp_path):
+    settings = {"sgd": OptimizerConfig(name="sgd", momentum=0.9, lr=0.1), "adamw": OptimizerConfig(lr=0.1)}
+    first, second = (make_backend(path, optimizer=settings[name]) for name in names)
+    before = [weight.clone() for _, weight in second.weights()]
+    train(first, make_batch(random_ids(LENGTHS)))
+    first.save(tmp_path)
+
+    with pytest.raises(
+        ConfigError, match=f"the checkpoint has the state of {names[0]}\nType  optimizer.name={names[0]}"
+    ):
+        second.load(tmp_path)
+    assert all(torch.equal(old, new) for old, (_, new) in zip(before, second.weights(), strict=True))
+
+
 @pytest.mark.parametrize(
-    ("steps_before", "name"),
-    [(0, "qwen2"), (2, "qwen2"), (2, "gemma2")],
-    ids=["before the first step", "after two steps", "a family without sdpa"],
+    ("steps_before", "name", "optimizer"),
+    [(0, "qwen2", {}), (2, "qwen2", {}), (2, "gemma2", {}), (2, "qwen2", SGD), (0, "qwen2", {"name": "sgd"})],
+    ids=["before the first step", "after two steps", "a family without sdpa", "sgd", "sgd without state"],
 )
-def test_training_continues_bit_for_bit_after_save_and_load(steps_before, name, paths, tmp_path):
+def test_training_continues_bit_for_bit_after_save_and_load(steps_before, name, optimizer, paths, tmp_path):
     path = paths[name]
-    config = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=1, weight_decay=0.1)
+    config = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=1, weight_decay=0.1, **optimizer)
     context = BackendContext(total_steps=5)
     batch = make_batch(random_ids(LENGTHS))
     first = make_backend(path, optimizer=config, context=context)
@@ -626,7 +671,7 @@ def broken(path, tmp_path, *, remove=(), write=None):
         ),
         ({"write": {"config.json": b'{"model_type": "nosuch"}'}}, "config.json cannot be used: .*nosuch"),
         ({"write": {"config.json": b"{"}}, "config.json cannot be used: "),
-        ({"write": {"model.safetensors": b"garbage"}}, "cannot be loaded as a causal language model"),
+        ({"write": {"model.safetensors": b"garbage"}}, "cannot be loaded by AutoModelForCausalLM"),
     ],
     ids=["no config", "no weights", "pickled weights", "unknown family", "config is no JSON", "weights are no weights"],
 )
@@ -669,7 +714,7 @@ def test_weights_of_another_shape_are_refused(path, tmp_path):
     weights["model.norm.weight"] = torch.ones(7)
     save_file(weights, f"{directory}/model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ModelError, match=r"cannot be loaded as a causal language model: .*\nCopy the whole"):
+    with pytest.raises(ModelError, match=r"cannot be loaded by AutoModelForCausalLM: .*\nCopy the whole"):
         make_backend(directory)
 
 

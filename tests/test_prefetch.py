@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 from rlcore_tests.runs import metrics, small_run
+from rlcore_tests.window import NO_STEPS_AHEAD, without_schedule
 
 from rlcore import hookimpl
 from rlcore.algorithms.grpo import GRPO
@@ -121,6 +122,17 @@ def test_the_first_step_is_that_of_a_run_without_steps_ahead(tmp_path, whole):
     assert not [name for line in sync for name in line if name.startswith("schedule/")]
     assert {name: value for name, value in whole[1].items() if not name.startswith("schedule/")} == sync[1]
     assert whole[3]["actor/grad_norm"] != sync[3]["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", f"{__file__}:Refills"])
+def test_without_steps_ahead_the_results_are_those_of_sync(tmp_path, algorithm):
+    more = ("schedule=sync", f"algorithm={algorithm}")
+    sync, window = pipelined(tmp_path / "sync", *more), pipelined(tmp_path / "window", *more, NO_STEPS_AHEAD)
+
+    assert without_schedule(window) == sync
+    assert [line["schedule/staleness_max"] for line in window[1:]] == [0, 0, 0, 0]
+    assert sync[-1]["actor/grad_norm"] > 0
+    assert ("critic/loss" in sync[-1]) == (algorithm == "ppo")
 
 
 def test_the_same_run_on_ray_gives_the_same_results(tmp_path, cluster, whole):

@@ -7,12 +7,16 @@ import asyncio
 import pytest
 
 from rlcore.data.batch import Batch
+from rlcore.errors import InfrastructureError
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.protocols.worker import WorkerContext
 from rlcore.registry import resolve
+from rlcore.testing.fakes import FakeConfig
 from rlcore.testing.training import save_model
+from rlcore.testing.waiting import HANG_S
 from rlcore.types import Mesh, Request, Sample, Sampling
-from rlcore.workers.rollout import _drain, samples_batch
+from rlcore.workers.rollout import RolloutWorker, _drain, samples_batch
 
 
 class Engine:
@@ -75,6 +79,58 @@ def test_tokens_of_unfinished_responses_are_counted(name, tmp_path):
     asyncio.run(both())
     (first, short), (last, long) = seen
     assert short < first < last == short + long
+
+
+def fake_worker(path, **config):
+    context = WorkerContext(role="rollout", rank=0, world_size=1, device="cpu", host="here")
+    engine = {"rollout": resolve("rollout", "fake").spec, "rollout_config": FakeConfig(**config)}
+    return RolloutWorker(context, **engine, model=ModelConfig(path=path))
+
+
+@pytest.fixture(scope="module")
+def two_prompts(tmp_path_factory):
+    """(path of a model, two prompts)."""
+    rows = {"group_id": [0, 1], "seed": [0, 1], "engine": [0, 0]}
+    return save_model("qwen3", tmp_path_factory.mktemp("model") / "model"), Batch.of(
+        lengths=[2, 2], tokens={"input_ids": [4, 5, 4, 6]}, rows=rows
+    )
+
+
+def test_unfinished_responses_are_open(two_prompts):
+    worker = fake_worker(two_prompts[0], fault="hang", fault_after=3)
+    worker.request_groups(two_prompts[1], Sampling(max_response_tokens=4), 2)
+    worker.finished_groups(1, HANG_S)
+
+    assert worker.pause() == worker.num_open == 1, "the fourth response"
+    worker.close()
+
+
+class Silent:
+    @property
+    def num_tokens(self):
+        raise InfrastructureError("no answer")
+
+
+def test_a_count_that_fails_loses_no_finished_response(two_prompts, caplog):
+    worker = fake_worker(two_prompts[0])
+    worker._counter = Silent()
+    worker.request_groups(two_prompts[1], Sampling(max_response_tokens=4), 2)
+
+    samples, _ = worker.finished_groups(2, HANG_S)
+
+    assert len(samples) == 4
+    assert "number of tokens is not known: no answer" in caplog.text
+    worker.close()
+
+
+def test_nothing_is_open_after_a_draw_that_failed(two_prompts):
+    worker = fake_worker(two_prompts[0], fault="raise", fault_after=3)
+
+    with pytest.raises(InfrastructureError, match="fault=raise"):
+        worker.generate(two_prompts[1], Sampling(max_response_tokens=4), 2)
+
+    assert worker.pause() == worker.num_open == 0
+    worker.close()
 
 
 def test_every_token_keeps_the_version_that_drew_it():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlcore.config.schema import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.rollouts import sampler
-from rlcore.rollouts.sampler import SamplingArrays, draw, invert, probabilities, uniforms
+from rlcore.rollouts.sampler import SamplingArrays, draw, invert, penalized, probabilities, uniforms
 from rlcore.types import Request, Sampling
 
 FIVE = torch.tensor([0.10, 0.40, 0.05, 0.30, 0.15]).log()
@@ -246,6 +246,50 @@ def test_inverse_is_right_when_the_last_tokens_are_impossible_and_the_sum_is_not
     cumulative = torch.tensor([[0.5, 0.99, 0.99, 0.99]], dtype=torch.float64)
 
     assert invert(cumulative, torch.tensor([1.0 - 2.0**-53], dtype=torch.float64)).tolist() == [1]
+
+
+def penalized_row(logits, prompt, response, **options):
+    request = Request(request_id=0, prompt_ids=prompt, sampling=Sampling(**options), seed=0)
+    found = penalized(torch.tensor([logits]), [request], [response])
+    return None if found is None else found[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"repetition_penalty": 2.0}, [1.0, -2.0, 0.5, 1.5]),
+        ({"presence_penalty": 0.5}, [2.0, -1.5, 0.5, 2.5]),
+        ({"frequency_penalty": 0.5}, [2.0, -2.0, 0.5, 2.5]),
+        ({"presence_penalty": -1.0}, [2.0, 0.0, 0.5, 4.0]),
+        ({"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25}, [1.0, -3.0, 0.5, 0.75]),
+        ({"temperature": 0.5, "top_k": 3}, None),
+    ],
+)
+def test_penalties_by_hand(options, expected):
+    # token 0 is in the prompt, 1 twice and 3 once in the response; only the repetition penalty counts the prompt
+    assert penalized_row([2.0, -1.0, 0.5, 3.0], [0, 0], [1, 3, 1], **options) == expected
+
+
+def test_the_repetition_penalty_is_that_of_transformers():
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.randn(30, generator=torch.Generator().manual_seed(1))
+
+    found = penalized_row(logits.tolist(), [3, 5, 7, 3], [9, 5, 11], repetition_penalty=1.7)
+
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[3, 5, 7, 3, 9, 5, 11]]), logits[None])[0]
+    assert found == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize("chunk", [2**25, 10])
+def test_a_token_of_altered_logits_has_the_log_prob_of_the_model(chunk, monkeypatch):
+    monkeypatch.setattr(sampler, "_CHUNK_VALUES", chunk)
+    altered = torch.tensor([[-50.0, -50.0, -50.0, -50.0, 0.0]]).expand(3, -1)
+
+    tokens, log_probs = draw(FIVE.expand(3, -1), arrays(*[Sampling()] * 3), torch.arange(3), altered)
+
+    assert tokens.tolist() == [4, 4, 4]
+    assert log_probs.exp().tolist() == pytest.approx([0.15] * 3)
 
 
 def test_bfloat16_logits_are_drawn_from_in_float32():

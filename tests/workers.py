@@ -67,6 +67,10 @@ class Echo(Worker):
         time.sleep(60)
 
     @dispatch("all")
+    def nap(self, seconds: list[float]) -> None:
+        time.sleep(seconds[self.context.rank])
+
+    @dispatch("all")
     def die(self, rank: int) -> None:
         if self.context.rank == rank:
             os._exit(3)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from rlcore.data.batch import Batch
 from rlcore.errors import ModelError
 from rlcore.kits.backend.base import PackedBackend, Targets, UseOutputs
-from rlcore.kits.backend.optimizer import make_adamw, optimizer_tensors, restore_optimizer
+from rlcore.kits.backend.optimizer import check_optimizer, make_optimizer, optimizer_tensors, restore_optimizer
 from rlcore.kits.backend.update import WeightUpdate, blend
 from rlcore.kits.backend.value_head import HEAD_FILE, VALUE_HEAD, initial_value_head
 from rlcore.models import attention
@@ -63,7 +63,7 @@ class LocalBackend(PackedBackend):
         if context.trained and model.gradient_checkpointing:
             checkpoint_activations(self._model)
         self._names = self._trained_parameters() if context.trained else {}
-        self._optimizer = make_adamw(list(self._names), optimizer) if context.trained else None
+        self._optimizer = make_optimizer(list(self._names), optimizer) if context.trained else None
         if not context.trained:
             self._model.requires_grad_(False)
         if self.mesh.world_size > 1:
@@ -134,6 +134,8 @@ class LocalBackend(PackedBackend):
             )
         head = load_file(_need(directory / HEAD_FILE)) if self._value_head is not None else {}
         moments = load_file(_need(directory / _MOMENTS)) if self._optimizer is not None else {}
+        if self._optimizer is not None:
+            check_optimizer(self._optimizer, moments)
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(fresh[name])

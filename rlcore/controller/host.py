@@ -53,6 +53,11 @@ class Reply:
     begin: float = 0.0
     """Start of the call in seconds since 1970, by the clock of the host."""
 
+    def check(self) -> None:
+        """Raise the failure of the call, if any."""
+        if self.failure is not None:
+            self.failure.rise()
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

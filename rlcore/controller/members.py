@@ -16,7 +16,7 @@ from rlcore.controller.future import Interrupt
 from rlcore.controller.host import Reply
 from rlcore.controller.ref import BatchRef
 from rlcore.controller.runtime import Runtime
-from rlcore.errors import InfrastructureError
+from rlcore.errors import DeadlineExceeded, HostDied, InfrastructureError
 from rlcore.types import Mesh
 
 logger = logging.getLogger(__name__)
@@ -53,17 +53,17 @@ class Members:
             Exception: the failure of the first rank that failed, unless it is an engine that is left out.
         """
         if not self.max_failures:
-            return dict(zip(handles, self._wait(list(handles.values()), what, interrupt) if handles else ()))
-        replies: dict[int, Reply] = {}
-        failures: dict[int, InfrastructureError] = {}
-        for rank, handle in handles.items():
-            try:
-                replies[rank] = self._kept(rank, self._wait([handle], what, interrupt)[0], what)
-            except InfrastructureError as error:
-                failures[rank] = error
-        for rank, failure in failures.items():
-            self.leave_out(rank, failure)
-        return replies
+            timeout_s = self._runtime.config.call_timeout_s
+            waited = self._runtime.wait(list(handles.values()), what, timeout_s, interrupt=interrupt) if handles else ()
+            return dict(zip(handles, waited))
+        replies = self._wait_each(handles, what, interrupt)
+        copies = {rank: self._copy(rank, reply) for rank, reply in replies.items() if self._is_lost_with(reply)}
+        copied = self._copied(copies, f"copy of {what}")
+        return {
+            rank: replace(reply, value=copied[rank].value) if rank in copied else reply
+            for rank, reply in replies.items()
+            if rank in copied or rank not in copies
+        }
 
     def leave_out(self, rank: int, error: InfrastructureError) -> None:
         """End the host of an engine that failed, and use the group without it from now on.
@@ -92,14 +92,40 @@ class Members:
         except Exception as second:  # of an engine in this process, which is not used again
             logger.warning("closing engine %d of pool '%s' failed: %s", rank, self._pool, second)
 
-    def _wait(self, handles: Sequence[object], what: str, interrupt: Interrupt) -> list[Reply]:
-        return self._runtime.wait(handles, what, self._runtime.config.call_timeout_s, interrupt=interrupt)
+    def _wait_each(self, handles: Mapping[int, object], what: str, interrupt: Interrupt = None) -> dict[int, Reply]:
+        """Wait for all ranks at once, and return the replies of those that have not failed."""
+        timeout_s = self._runtime.config.call_timeout_s
+        waited = self._runtime.wait_each(list(handles.values()), what, timeout_s, interrupt) if handles else ()
+        replies: dict[int, Reply] = {}
+        for rank, outcome in zip(handles, waited):
+            if isinstance(outcome, InfrastructureError):
+                self.leave_out(rank, outcome)
+            else:
+                replies[rank] = outcome
+        return replies
 
-    def _kept(self, rank: int, reply: Reply, what: str) -> Reply:
-        """Return the reply with copies of its batches, unless the engine is the last one."""
+    def _copied(self, copies: Mapping[int, object], what: str) -> dict[int, Reply]:
+        """Wait for copies; an engine whose batches are lost is left out.
+
+        Raises:
+            HostDied, DeadlineExceeded: the trainer's host, which copies, failed.
+        """
+        waited = (
+            self._runtime.wait_each(list(copies.values()), what, self._runtime.config.call_timeout_s) if copies else ()
+        )
+        for rank, outcome in zip(copies, waited):
+            if isinstance(outcome, HostDied | DeadlineExceeded):
+                raise outcome
+            if isinstance(outcome, InfrastructureError):
+                self.leave_out(rank, outcome)
+        return {rank: it for rank, it in zip(copies, waited) if isinstance(it, Reply)}
+
+    def _is_lost_with(self, reply: Reply) -> bool:
+        """Return whether a reply has batches that would be lost with the engine. The last engine's loss ends the run."""
         values = reply.value if isinstance(reply.value, tuple) else (reply.value,)
-        if not self._keeper or len(self.ranks) == 1 or not any(isinstance(value, BatchRef) for value in values):
-            return reply
+        return bool(self._keeper) and len(self.ranks) > 1 and any(isinstance(value, BatchRef) for value in values)
+
+    def _copy(self, rank: int, reply: Reply) -> object:
+        """Start to copy the batches of a reply to a host of the trainer."""
         place = rank % self._runtime.pool_size(self._keeper)
-        handle = self._runtime.submit(self._keeper, place, "keep", reply.value)
-        return replace(reply, value=self._wait([handle], f"copy of {what}", None)[0].value)
+        return self._runtime.submit(self._keeper, place, "keep", reply.value)

@@ -19,7 +19,9 @@ class PoolConfig:
     """`nodes × devices_per_node` devices of one kind. Example: PoolConfig(nodes=2, devices_per_node=8, device="cuda")"""
 
     nodes: int = 1
+    """Machines of the pool."""
     devices_per_node: int = 1
+    """Devices, each with a host process, on each of them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is cuda if this machine, or a node of the cluster at runtime.address, has a GPU."""
     cpus_per_device: int = 1

@@ -27,9 +27,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlcore.controller.future import Interrupt
-from rlcore.controller.host import Host, HostInfo, Reply
-from rlcore.controller.network import use_interface_of
+from rlcore.controller.host import HostInfo, Reply
 from rlcore.controller.pool import PoolConfig, RuntimeConfig, available_cores, check_capacity
+from rlcore.controller.ray_host import RayHost
 from rlcore.controller.ray_store import GET_TIMEOUT_S, RayStore
 from rlcore.controller.ref import Store
 from rlcore.controller.runtime import check_machine, resolve_device
@@ -43,30 +43,6 @@ _QUICK_S = 0.1
 _INTERRUPT_S = 1.0
 _PEER_S = 5.0
 """Ray reports a death after a second or two; a live rank may keep waiting for the failed one."""
-
-
-class _RayHost:
-    """The actor: a Host, and two more threads: for polls, and for control, which responds while the others are busy."""
-
-    def __init__(self, info: HostInfo, alone: bool) -> None:
-        use_interface_of(self.address(), alone=alone)
-        if info.device != "cpu":  # Ray sets it unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
-        self._host = Host(info, RayStore())
-
-    def act(self, action: str, args: tuple[Any, ...] = ()) -> Any:  # one tuple: Ray serializes arguments separately
-        return getattr(self._host, action)(*args)
-
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def stack(self) -> str:
-        return self._host.stack()
-
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def abort(self) -> None:
-        self._host.abort()
-
-    def address(self) -> str:
-        return str(ray.util.get_node_ip_address())
 
 
 class RayRuntime:
@@ -132,25 +108,33 @@ class RayRuntime:
         setting: str = "call_timeout_s",
         interrupt: Interrupt = None,
     ) -> list[Reply]:
-        deadline = time.monotonic() + timeout_s
-        pending = list(handles)
         values: dict[Any, Any] = {}
         try:
-            # quick calls finish together in one wait; after that, handle each reply as it arrives, so failures at once
-            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=min(_QUICK_S, timeout_s))
-            values |= {handle: self._value(handle, what) for handle in ready}
-            while pending:
-                left = deadline - time.monotonic()
-                ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, min(left, _INTERRUPT_S)))
-                if not ready and left <= _INTERRUPT_S:
-                    raise DeadlineExceeded(self._diagnosis(pending, what, timeout_s, setting))
-                values |= {handle: self._value(handle, what) for handle in ready}
-                if interrupt:
-                    interrupt()
+            for handle in self._finished(handles, timeout_s, interrupt):
+                values[handle] = self._result(handle, what)
+            if late := [handle for handle in handles if handle not in values]:
+                raise DeadlineExceeded(self._diagnosis(late, what, timeout_s, setting))
         finally:
-            for handle in handles:
-                self._labels.pop(handle, None)
+            self._forget(handles)
         return [values[handle] for handle in handles]
+
+    def wait_each(
+        self, handles: Sequence[Any], what: str, timeout_s: float, interrupt: Interrupt = None
+    ) -> list[Reply | InfrastructureError]:
+        outcomes: dict[Any, Reply | InfrastructureError] = {}
+        try:
+            for handle in self._finished(handles, timeout_s, interrupt):
+                try:
+                    outcomes[handle] = reply = self._value(handle, what)
+                    reply.check()
+                except InfrastructureError as error:
+                    outcomes[handle] = error
+            for handle in handles:
+                if handle not in outcomes:
+                    outcomes[handle] = DeadlineExceeded(self._diagnosis([handle], what, timeout_s, "call_timeout_s"))
+        finally:
+            self._forget(handles)
+        return [outcomes[handle] for handle in handles]
 
     def done(self, handles: Sequence[Any]) -> bool:
         return not ray.wait(list(handles), num_returns=len(handles), timeout=0)[1]
@@ -197,7 +181,7 @@ class RayRuntime:
                 " them\nList them:  ray status     or wait longer:"
                 f"  runtime.start_timeout_s={2 * self.config.start_timeout_s:g}"
             )
-        actor_class = ray.remote(concurrency_groups={"control": 1, "polls": 1})(_RayHost)
+        actor_class = ray.remote(concurrency_groups={"control": 1, "polls": 1})(RayHost)
         self._actors[name] = [
             actor_class.options(
                 num_cpus=pool.cpus_per_device,
@@ -229,19 +213,42 @@ class RayRuntime:
     def _wait_for_start(self, handles: Sequence[Any], what: str) -> list[Any]:
         return self.wait(handles, what, self.config.start_timeout_s, "start_timeout_s")
 
+    def _finished(self, handles: Sequence[Any], timeout_s: float, interrupt: Interrupt) -> Iterator[Any]:
+        """Yield handles as they finish, so that a failure is seen at once. Those that are late are left out."""
+        deadline = time.monotonic() + timeout_s
+        # quick calls finish together in one wait
+        ready, pending = ray.wait(list(handles), num_returns=len(handles), timeout=min(_QUICK_S, timeout_s))
+        yield from ready
+        while pending:
+            left = max(0.0, deadline - time.monotonic())
+            ready, pending = ray.wait(pending, num_returns=1, timeout=min(left, _INTERRUPT_S))
+            if not ready and not left:
+                return
+            yield from ready
+            if interrupt:
+                interrupt()
+
+    def _forget(self, handles: Sequence[Any]) -> None:
+        for handle in handles:
+            self._labels.pop(handle, None)
+
+    def _result(self, handle: Any, what: str) -> Any:
+        """Return the value of a handle, or raise the failure that it reports."""
+        value = self._value(handle, what)
+        if isinstance(value, Reply):
+            if value.failure is not None and LOST_PEER in str(value.failure.error):
+                self._raise_for_dead_peer(handle, what)
+            value.check()
+        return value
+
     def _value(self, handle: Any, what: str) -> Any:
         pool, rank = self._labels.get(handle, ("?", -1))
         try:
-            value = ray.get(handle, timeout=GET_TIMEOUT_S)
+            return ray.get(handle, timeout=GET_TIMEOUT_S)
         except ray.exceptions.RayActorError as error:
             raise HostDied(f"{what}: the host of rank {rank} of pool '{pool}' died: {_cause(error)}") from error
         except (ray.exceptions.RayTaskError, ray.exceptions.GetTimeoutError) as error:
             raise InfrastructureError(f"{what}: rank {rank} of pool '{pool}' did not respond: {error}") from error
-        if isinstance(value, Reply) and value.failure is not None:
-            if LOST_PEER in str(value.failure.error):
-                self._raise_for_dead_peer(handle, what)
-            value.failure.rise()
-        return value
 
     def _raise_for_dead_peer(self, failed: Any, what: str) -> None:
         """Wait for Ray to report a dead host: a rank that loses a peer in a collective often fails before that.

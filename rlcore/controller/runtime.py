@@ -18,7 +18,7 @@ from rlcore.controller.host import Host, HostInfo, Reply
 from rlcore.controller.interpreter import check_interpreter
 from rlcore.controller.pool import PoolConfig, RuntimeConfig, available_cores, check_capacity
 from rlcore.controller.ref import Store
-from rlcore.errors import CapacityError, ConfigError
+from rlcore.errors import CapacityError, ConfigError, InfrastructureError
 from rlcore.protocols.dispatch import Call
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,15 @@ class Runtime(Protocol):
             DeadlineExceeded: ranks of `what` are late; the text shows their stacks.
             HostDied: a host process ended.
             Exception: the failure of the first rank that failed, at once.
+        """
+
+    def wait_each(
+        self, handles: Sequence[Any], what: str, timeout_s: float, interrupt: Interrupt = None
+    ) -> list[Reply | InfrastructureError]:
+        """Return, in order, the reply of each call or its InfrastructureError, which does not end the wait for others.
+
+        Raises:
+            Exception: any other failure, at once.
         """
 
     def done(self, handles: Sequence[Any]) -> bool:
@@ -138,9 +147,20 @@ class LocalRuntime:
         interrupt: Interrupt = None,
     ) -> list[Reply]:
         for reply in handles:
-            if isinstance(reply, Reply) and reply.failure is not None:
-                reply.failure.rise()
+            if isinstance(reply, Reply):
+                reply.check()
         return list(handles)
+
+    def wait_each(
+        self, handles: Sequence[Any], what: str, timeout_s: float, interrupt: Interrupt = None
+    ) -> list[Reply | InfrastructureError]:
+        outcomes: list[Reply | InfrastructureError] = []
+        for reply in handles:
+            try:
+                outcomes += self.wait([reply], what, timeout_s)
+            except InfrastructureError as error:
+                outcomes.append(error)
+        return outcomes
 
     def done(self, handles: Sequence[Any]) -> bool:
         return True

@@ -12,10 +12,13 @@ from typing import Any
 
 from rlcore.controller import weights
 from rlcore.controller.group import Group
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, DeadlineExceeded, HostDied, InfrastructureError
 
 _ABANDON_S = 10.0
 """Limit for notifying hosts that an update failed. Busy hosts handle it later: a host runs its calls in order."""
+_BROKEN = """\
+With transfer=collective, the other engines cannot receive these weights: they are in one process group with this host.
+To go on without an engine that dies during an update, type  transfer=object_store"""
 
 
 class _WeightTransfer:
@@ -97,8 +100,8 @@ class ObjectStore(_WeightTransfer):
 class Collective(_WeightTransfer):
     """Broadcast from rank 0 of the source to every target rank, in a process group; NCCL on GPUs.
 
-    The group is created at the first transfer, and again without an engine that has failed since the last one. An engine
-    that fails during a transfer ends it for all, as the others wait for it.
+    The group is created at the first transfer, and again without an engine that has failed. An engine that raises during
+    a transfer receives the rest for the others; one whose process dies or hangs ends it for all, as they wait for it.
     """
 
     def __init__(self, *, source: Group, target: Group) -> None:
@@ -122,7 +125,15 @@ class Collective(_WeightTransfer):
         sending = _submit(self._source, "send_weights", self._route, self._source.role, *options)
         taking = _submit(self._target, "take_weights", self._route, self._target.role, version, mix)
         runtime = self._target.runtime
-        runtime.wait([*sending.values(), *taking.values()], "weight sync", runtime.config.call_timeout_s)
+        try:
+            runtime.wait([*sending.values(), *taking.values()], "weight sync", runtime.config.call_timeout_s)
+        except (HostDied, DeadlineExceeded) as error:
+            if self._target.members.max_failures:
+                error.add_note(_BROKEN)
+            raise
+        except InfrastructureError:  # of an engine that did not load them, or of the source
+            _wait(self._source, sending)
+            _wait(self._target, taking)
 
     def _meet(self) -> None:
         runtime, pool = self._source.runtime, self._source.pool

@@ -48,17 +48,27 @@ class EvalConfig:
 
     every_steps: int = 20
     """Steps between evaluations; 0: only before and after training."""
+    before_training: bool = True
+    """Evaluate before the first step."""
     max_prompts: int = 256
-    """Maximum number of prompts in an evaluation."""
+    """Maximum number of prompts of each data set in an evaluation."""
+    by: str = ""
+    """Column whose values have metrics of their own, `eval/VALUE/...`, such as data_source; empty: none."""
     samples_per_prompt: int = 1
     """Responses sampled for each prompt."""
     temperature: float = 0.0
     """Sampling temperature; 0: greedy."""
+    top_k: int | None = None
+    """Keep the k most likely tokens; 0 keeps all, null: sampling.top_k."""
+    top_p: float | None = None
+    """Keep the smallest set of tokens whose probabilities sum to at least this; null: sampling.top_p."""
     pass_threshold: float = 1.0
     """Minimum reward of a sample that passes."""
 
     def __post_init__(self) -> None:
         require_at_least(self, every_steps=0, max_prompts=1, temperature=0)
+        require(self.top_k is None or self.top_k >= 0, "top_k", "0 (all tokens) or more", self.top_k, 0)
+        require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p, 1.0)
         few, number = 1 <= self.samples_per_prompt <= 1_000_000, self.samples_per_prompt
         require(few, "samples_per_prompt", "a number from 1 to 1,000,000", number, 1)
         require(isfinite(self.pass_threshold), "pass_threshold", "a finite number", self.pass_threshold, 1.0)
@@ -77,8 +87,8 @@ class Unit:
 class Algorithm(Protocol):
     """Turns samples into updates. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `DoesWithout`, `LearnsFromTexts`, `ComparesSamples`, `CorrectsStaleness`, `TrainsUnits`,
-    `Evaluates` and `ShowsMetrics` of `rlcore.protocols.optional`.
+    Optional members: `DoesWithout`, `LearnsFromTexts`, `LearnsTurns`, `ComparesSamples`, `CorrectsStaleness`,
+    `TrainsUnits`, `Evaluates` and `ShowsMetrics` of `rlcore.protocols.optional`.
     """
 
     Config: type

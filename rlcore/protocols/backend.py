@@ -27,7 +27,8 @@ class ModelConfig:
     path: str
     """Directory in Hugging Face layout: config.json, safetensors, tokenizer."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the matrix products; parameters and optimizer state stay float32."""
+    """Type of the matrix products; parameters and optimizer state stay float32. There is no float16: gradients underflow
+    in its range, and bfloat16 has the same speed."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_tokens_per_device: int = 16384
@@ -39,27 +40,38 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
+    name: Literal["adamw", "sgd"] = "adamw"
+    """Kind of optimizer."""
     lr: float = 1e-6
     """Learning rate after warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning-rate decay after warm-up, over the whole run."""
     warmup_steps: int = 0
     """Length of the linear warm-up, in optimizer steps."""
+    warmup_ratio: float = 0.0
+    """The same as a fraction of all optimizer steps of the run, rounded up; in place of warmup_steps."""
     min_lr_ratio: float = 0.1
     """Final learning rate of linear and cosine, as a fraction of lr."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW: decay rates of the first and second moment."""
+    momentum: float = 0.0
+    """SGD: momentum."""
     eps: float = 1e-8
     """AdamW: term added to the denominator."""
     weight_decay: float = 0.0
-    """AdamW: decoupled weight decay."""
+    """AdamW: decoupled weight decay. SGD: L2 penalty."""
     clip_grad_norm: float = 1.0
     """Maximum global gradient norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         require_at_least(self, lr=0, warmup_steps=0, min_lr_ratio=0, eps=0, weight_decay=0, clip_grad_norm=0)
+        require(0 <= self.warmup_ratio <= 1, "warmup_ratio", "a number from 0 to 1", self.warmup_ratio, 0.03)
+        both = self.warmup_ratio > 0 and self.warmup_steps > 0
+        require(not both, "warmup_ratio", "0 with warmup_steps", self.warmup_ratio, 0)
+        require(0 <= self.momentum < 1, "momentum", "a number from 0 to below 1", self.momentum, 0.9)
+        require(not self.momentum or self.name == "sgd", "momentum", "0 without name=sgd", self.momentum, 0)
         betas = all(0 <= beta < 1 for beta in self.betas)
         require(betas, "betas", "two numbers from 0 to below 1", self.betas, "[0.9,0.999]")
 

@@ -38,6 +38,14 @@ class LearnsFromTexts(Protocol):
 
 
 @runtime_checkable
+class LearnsTurns(Protocol):
+    """An algorithm that learns from conversations in the data, and may learn all of their responses."""
+
+    every_turn: bool
+    """True: every message of the assistant; False: the last one."""
+
+
+@runtime_checkable
 class ComparesSamples(Protocol):
     """An algorithm whose advantages compare the samples of a prompt."""
 
@@ -161,8 +169,12 @@ class UpdatesInFlight(Protocol):
 class CountsTokens(Protocol):
     """A rollout whose long responses count as progress before they finish, which `runtime.call_timeout_s` limits."""
 
-    num_tokens: int
-    """Tokens that it has generated since its start, also of unfinished responses. Read from other threads."""
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it has generated since its start, also of unfinished responses. Read from other threads.
+
+        They are compared with those a few seconds before, so they may be counted in parts of a response.
+        """
 
 
 @runtime_checkable
@@ -177,6 +189,14 @@ class Pauses(Protocol):
 
     def resume(self) -> None:
         """Continue all responses under the newest weights, after `wake` if the engine slept. May be called twice."""
+
+
+@runtime_checkable
+class ReshapesSampling(Protocol):
+    """A rollout that samples from another distribution than the model's if asked: penalties, structured output."""
+
+    reshapes: Sequence[str]
+    """Names in `rlcore.types.RESHAPING` that it applies; a run that sets another one is refused."""
 
 
 @runtime_checkable
@@ -239,6 +259,7 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "algorithm": (
         DoesWithout,
         LearnsFromTexts,
+        LearnsTurns,
         ComparesSamples,
         CorrectsStaleness,
         TrainsUnits,
@@ -246,7 +267,7 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = {
         ShowsMetrics,
     ),
     "backend": (FreesDevice, EstimatesModel, EstimatesStep, SplitsRows, SavesInBackground),
-    "rollout": (FreesDevice, EstimatesEngine, ChecksModel, UpdatesInFlight, CountsTokens, Pauses),
+    "rollout": (FreesDevice, EstimatesEngine, ChecksModel, UpdatesInFlight, CountsTokens, Pauses, ReshapesSampling),
     "environment": (HasTools, Closes),
     "dataset": (NamesRows,),
     "tracker": (ShowsPhase, ShowsDistributions),

@@ -29,8 +29,8 @@ class RolloutContext:
 class Rollout(Protocol):
     """An inference engine. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `FreesDevice`, `EstimatesEngine`, `ChecksModel`, `UpdatesInFlight`, `CountsTokens` and `Pauses` of
-    `rlcore.protocols.optional`.
+    Optional members: `FreesDevice`, `EstimatesEngine`, `ChecksModel`, `UpdatesInFlight`, `CountsTokens`, `Pauses` and
+    `ReshapesSampling` of `rlcore.protocols.optional`.
     """
 
     Config: type

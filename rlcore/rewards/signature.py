@@ -98,7 +98,7 @@ def check_columns(name: str, function: RewardFunction, columns: Collection[str],
 
 def arguments(signature: Signature, row: Row) -> dict[str, object]:
     """Return the keyword arguments for one sample, with copies of mutable values, so that rewards cannot interfere."""
-    view = _view(signature, row)
+    view = _with_fields(_view(signature, row), signature.required)
     if missing := signature.required - view.keys():
         raise SampleError(f"asks for column {min(missing)!r}, which the sample does not have")
     wanted = (
@@ -114,6 +114,25 @@ def list_arguments(signature: Signature, rows: Sequence[Row]) -> dict[str, list[
     each = [arguments(signature, row) for row in rows]
     shared = [name for name in each[0] if all(name in one for one in each)]
     return {name: [one[name] for one in each] for name in shared}
+
+
+def _with_fields(view: Row, names: Collection[str]) -> Row:
+    """Return the sample with the fields of nested columns that are named with a dot: `reward_model.ground_truth`."""
+    fields: dict[str, object] = {}
+    for name in [it for it in names if "." in it and it not in view]:
+        value = _field(name, view)
+        fields |= {name: value} if value is not None else {}
+    return {**view, **fields} if fields else view
+
+
+def _field(name: str, values: object) -> object:
+    """Return a value of nested objects, None if there is none; longer keys come first, as in `values_of`."""
+    if not isinstance(values, Mapping) or name in values:
+        return values.get(name) if isinstance(values, Mapping) else None
+    parts = name.split(".")
+    splits = ((".".join(parts[:n]), ".".join(parts[n:])) for n in range(len(parts) - 1, 0, -1))
+    found = (_field(rest, values.get(key)) for key, rest in splits)
+    return next((value for value in found if value is not None), None)
 
 
 def _view(signature: Signature, row: Row) -> Row:

@@ -28,7 +28,7 @@ from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.rollouts import cache
 from rlcore.rollouts.cache import Decode, KeyValueCache, Prefill
-from rlcore.rollouts.sampler import SamplingArrays, draw
+from rlcore.rollouts.sampler import SamplingArrays, draw, penalized
 from rlcore.types import FinishReason, Mesh, Request, Sample
 
 _REFILL_BELOW = 0.75
@@ -53,6 +53,7 @@ class HFRollout:
     """One engine on one device."""
 
     Config = HFConfig
+    reshapes = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
     def __init__(self, config: HFConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         attention.register(cache.NAME, cache.cached_attention)
@@ -281,7 +282,8 @@ class _Decoding:
         rows = self._rows[first:]
         self.num_advanced = len(rows)
         positions = torch.tensor([row.length for row in rows], device=self._device)
-        tokens, log_probs = draw(logits, arrays, positions)
+        altered = penalized(logits, [row.request for row in rows], [row.token_ids for row in rows])
+        tokens, log_probs = draw(logits, arrays, positions, altered)
         drawn = zip(rows, tokens.tolist(), log_probs.tolist())
         reasons = [row.add(token, log_prob, self._version) for row, token, log_prob in drawn]
         finished = [(row, reason) for row, reason in zip(rows, reasons) if reason is not None]

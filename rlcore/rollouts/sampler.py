@@ -65,26 +65,58 @@ class SamplingArrays:
         return replace(self, **columns)
 
 
-def draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, arrays: SamplingArrays, positions: Tensor, altered: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Sample token ids [n] and return them with log-probs [n] float32.
 
     `logits` are [n, V], `positions` [n] those of the new tokens. The log-prob is taken under
-    softmax(logits / temperature), before top-k, top-p and min-p.
+    softmax(logits / temperature), before penalties, top-k, top-p and min-p.
+
+    Args:
+        altered: logits [n, V] after penalties, from which the tokens are sampled; None: the same.
     """
     num_rows, num_tokens = logits.shape
     chunk = max(1, _CHUNK_VALUES // num_tokens)
     if num_rows <= chunk:
-        return _draw(logits, arrays, positions)
-    starts = range(0, num_rows, chunk)
-    parts = [_draw(logits[s : s + chunk], arrays.rows(s, s + chunk), positions[s : s + chunk]) for s in starts]
+        return _draw(logits, arrays, positions, altered)
+    parts = [
+        _draw(
+            logits[rows],
+            arrays.rows(rows.start, rows.stop),
+            positions[rows],
+            None if altered is None else altered[rows],
+        )
+        for rows in (slice(start, start + chunk) for start in range(0, num_rows, chunk))
+    ]
     return torch.cat([tokens for tokens, _ in parts]), torch.cat([log_probs for _, log_probs in parts])
 
 
-def _draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, arrays: SamplingArrays, positions: Tensor, altered: Tensor | None) -> tuple[Tensor, Tensor]:
     log_probs = _log_softmax(logits, arrays)
-    cumulative = _truncated(log_probs, arrays).cumsum(-1, dtype=torch.float64)
+    sampled = log_probs if altered is None else _log_softmax(altered, arrays)
+    cumulative = _truncated(sampled, arrays).cumsum(-1, dtype=torch.float64)
     tokens = invert(cumulative, uniforms(arrays.seeds, positions))
     return tokens, log_probs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def penalized(logits: Tensor, requests: Sequence[Request], responses: Sequence[Sequence[int]]) -> Tensor | None:
+    """Return [n, V] float32 logits after the penalties for repeated tokens, as in vLLM; None if no request has any.
+
+    First the repetition penalty, for tokens of prompt and response, then frequency and presence, for tokens of the
+    response.
+    """
+    asked = [request.sampling for request in requests]
+    if all(s.repetition_penalty == 1 and not s.presence_penalty and not s.frequency_penalty for s in asked):
+        return None
+    logits = logits.float().clone()
+    for row, request, sampling, response in zip(logits, requests, asked, responses):
+        seen = torch.tensor([*request.prompt_ids, *response], device=row.device)
+        values, factor = row[seen], sampling.repetition_penalty
+        row[seen] = torch.where(values > 0, values / factor, values * factor)
+        counts = torch.bincount(torch.tensor(response, dtype=torch.int64), minlength=len(row)).to(row)
+        row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    return logits
 
 
 def probabilities(logits: Tensor, arrays: SamplingArrays) -> Tensor:

@@ -27,6 +27,8 @@ class Worker:
     """Default of `RoleSpec.weights_from`."""
     updated_every_step: ClassVar[bool] = False
     """True if the role receives new weights after every step, like a rollout."""
+    reads_text: ClassVar[bool] = False
+    """True if the role's model has a tokenizer of its own."""
 
     @classmethod
     def options_of(cls, plan: RunPlan, role: str) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlcore.controller.dispatch import dispatch
 from rlcore.data.batch import Batch
-from rlcore.errors import ModelError
 from rlcore.registry import Resolved, resolve
 from rlcore.workers.model import ModelWorker, TrainedWorker
 from rlcore.workers.plan import RunPlan
@@ -36,15 +34,6 @@ class RewardModelWorker(ModelWorker):
     def backend_of(cls, plan: RunPlan) -> tuple[Resolved, Any]:
         local = resolve("backend", "local")  # a reward model fits one device; only `local` can load its value head
         return local, local.object.Config()
-
-    @classmethod
-    def check(cls, plan: RunPlan, role: str) -> None:
-        path = plan.models[role]
-        if not (Path(path) / "value_head.safetensors").is_file():
-            raise ModelError(
-                f"{plan.roles[role].model}={path} has no value_head.safetensors, so it is not a reward model\n"
-                "Train one:  rlcore train algorithm=reward_model …   then give the output of  rlcore export RUN DIR"
-            )
 
     @dispatch("dp", reads=("input_ids", "loss_mask"))
     def scores(self, batch: Batch) -> Batch:

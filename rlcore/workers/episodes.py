@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.protocols.environment import EpisodeConfig
@@ -17,6 +18,8 @@ class EpisodeOptions:
     settings: Any
     """Settings of the environment."""
     limits: EpisodeConfig
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template that the settings choose."""
     context_length: int
     """Context length of the model, in tokens."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ from rlcore.data.batch import Batch
 from rlcore.data.loader import mix
 from rlcore.data.shares import even_sizes
 from rlcore.data.transcript import Transcript, transcripts_batch
+from rlcore.errors import InfrastructureError
 from rlcore.models.load import check_directory
 from rlcore.models.size import ModelSize, rollout_bytes
 from rlcore.protocols.backend import ModelConfig
@@ -25,6 +27,8 @@ from rlcore.types import Request, Sample, Sampling
 from rlcore.workers.base import Worker
 from rlcore.workers.plan import PoolFacts, RoleMemory, RunPlan
 from rlcore.workers.stream import Progress, Stream
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutWorker(Worker):
@@ -74,10 +78,11 @@ class RolloutWorker(Worker):
             context=RolloutContext(rank=context.rank, world_size=context.world_size, device=context.device),
         )
         self.mesh = self.engine.mesh
+        self._counter: CountsTokens | None = self.engine if isinstance(self.engine, CountsTokens) else None
         self._stream: Stream[Batch] = Stream(in_thread=context.concurrent)
-        self._num_finished_tokens = 0
-        self.num_open = 0
-        """Responses that are requested and not finished."""
+        self._num_finished_tokens = self._progress = 0
+        self._open: list[set[int]] = []
+        """Request ids of the unfinished responses of each draw."""
 
     @dispatch("dp")
     def generate(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
@@ -110,28 +115,42 @@ class RolloutWorker(Worker):
             Exception: an error of the engine or an environment. All requested groups of this engine are aborted.
         """
         groups = self._stream.finished(count, wait_s)
-        return Batch.cat(groups) if groups else None, [self._stream.progress(self.context.rank, self._num_tokens)]
+        return Batch.cat(groups) if groups else None, [self._stream.progress(self.context.rank, self._num_tokens())]
 
     async def draw(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
         """Return the samples of `generate`. Draws of single groups overlap, and weights are loaded between their steps."""
         requests = requests_of(prompts, sampling, samples_per_prompt)
-        self.num_open += len(requests)
-        samples = await _drain(self.engine, requests, self._finish)
+        unfinished = {request.request_id for request in requests}
+
+        def finish(sample: Sample) -> None:
+            unfinished.discard(sample.request_id)
+            self.count(sample)
+
+        self._open.append(unfinished)
+        try:
+            samples = await _drain(self.engine, requests, finish)
+        finally:
+            self._open = [others for others in self._open if others is not unfinished]
         if len(samples) < len(requests):
             return prompts.take([])  # not collected: another rank of the engine returns the samples
         return samples_batch(prompts.repeat(samples_per_prompt), samples_per_prompt, requests, samples)
+
+    @property
+    def num_open(self) -> int:
+        """Return the number of responses that are requested and not finished."""
+        return sum(map(len, self._open))
 
     def count(self, sample: Sample) -> None:
         """Count a finished response as progress."""
         self._num_finished_tokens += len(sample.token_ids)
 
-    @property
     def _num_tokens(self) -> int:
-        return self.engine.num_tokens if isinstance(self.engine, CountsTokens) else self._num_finished_tokens
-
-    def _finish(self, sample: Sample) -> None:
-        self.num_open -= 1
-        self.count(sample)
+        """Return the progress of the engine; if a server does not answer, what it was before."""
+        try:
+            self._progress = self._num_finished_tokens if self._counter is None else self._counter.num_tokens
+        except InfrastructureError as error:
+            logger.warning("the engine's number of tokens is not known: %s", str(error).partition("\n")[0])
+        return self._progress
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace the engine's weights between two of its steps; called by the host when it receives them."""

@@ -41,6 +41,11 @@ class Progress:
     since_start_s: float
     """Seconds since the first group was requested."""
 
+    @property
+    def drawing_s(self) -> float:
+        """Seconds with a group to draw, without pauses."""
+        return self.since_start_s - self.idle_s - self.paused_s
+
 
 class Stream(Generic[T]):
     """Coroutines that each draw one group, and calls that run beside them or between their steps."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
+from rlcore_tests.runs import metrics
+from rlcore_tests.window import NO_STEPS_AHEAD, without_schedule
 
 from rlcore.cli import main
 from rlcore.data.recorded import open_batch
@@ -175,6 +178,22 @@ def test_episodes_that_were_generated_ahead_survive_an_error(train, tmp_path):
     assert [resumed[name] for name in names] == [whole[name] for name in names]
 
 
+def test_without_steps_ahead_the_window_gives_the_episodes_of_sync(train, tmp_path):
+    found = []
+    for more in ([], [NO_STEPS_AHEAD]):
+        settings = ("environment=e.py:Good", "environment.turns=3", "placement=split", *more)
+        code, stderr, _ = train(*settings, f"run.directory={tmp_path / str(len(found))}", steps=3)
+        assert code == 0, stderr
+        found.append(metrics(tmp_path / str(len(found))))
+
+    sync, window = found
+    for line in (*sync, *window):  # the engine's log-probs depend on which requests arrive together
+        assert line.pop("actor/policy_gap", 0) + line.pop("actor/rollout_logprob_gap", 0) < 1e-5
+    assert without_schedule(window) == sync
+    assert (sync[-1]["environment/turns"], window[-1]["schedule/staleness_max"]) == (3, 0)
+    assert sync[-1]["actor/grad_norm"] > 0
+
+
 @pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_episodes_of_an_asynchronous_run_go_on_under_new_weights(train, runtime, tmp_path):
     ahead = ("schedule=async", "placement=split", f"runtime={runtime}", "trainer.log_samples=1000")
@@ -193,8 +212,9 @@ def test_episodes_that_fail_ahead_of_others_are_counted_in_the_step_that_takes_t
     code, stderr, metrics = train("environment=e.py:Raises", *more, steps=2)
 
     assert code == 0, stderr
-    assert "4 of 4 samples have no reward" in caplog.text, "they end after one turn, before all others"
-    assert (metrics["reward/num_error"], metrics["reward/num_score"]) == (0.0, 4.0)
+    failed = sum(int(number) for number in re.findall(r"(\d) of 4 samples have no reward", caplog.text))
+    assert failed == 4, "of eight episodes, every second one fails"
+    assert metrics["reward/num_error"] + metrics["reward/num_score"] == 4.0
 
 
 def test_other_rewards_see_the_conversation_and_are_summed(train):
@@ -275,6 +295,7 @@ REFUSED = [
     (["environment=e.py:Good", "episode.step_timeout_s=0"], "episode.step_timeout_s: expected more than 0"),
     (["reward=environment"], "reward 'environment' asks for column 'episode_reward', which "),
     (["environment=e.py:Good", "reward=exact_match"], "reward 'exact_match' asks for column 'answer', which "),
+    (["environment=e.py:Good", "data.system=Be brief"], "data.system: an environment writes its own messages\nRemove"),
     (["environment=e.py:Good", "model.path={plain}"], "its tokenizer has no chat template, which environments need"),
 ]
 

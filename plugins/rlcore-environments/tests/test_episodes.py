@@ -157,7 +157,8 @@ def untyped(grams):
     return grams
 
 
-def play(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_response_tokens=6, **settings):
+def prepared(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_response_tokens=6, **settings):
+    """Return episodes, and the arguments of their `run`."""
     options = EpisodeOptions(
         environment=resolve("environment", environment).spec,
         settings=b"",
@@ -170,8 +171,12 @@ def play(engine, tokenizer, *, environment=Counts, num=4, limits=None, max_respo
     Counts.begun.clear()
     Counts.closed.clear()
     Counts.seen.clear()
-    episodes = Episodes(engine, lambda: environment(Settings(**settings)), options, tokenizer)
-    return asyncio.run(episodes.run(rows, requests))
+    return Episodes(engine, lambda: environment(Settings(**settings)), options, tokenizer), (rows, requests)
+
+
+def play(engine, tokenizer, **options):
+    episodes, asked = prepared(engine, tokenizer, **options)
+    return asyncio.run(episodes.run(*asked))
 
 
 @pytest.fixture
@@ -220,6 +225,14 @@ def test_the_first_prompt_has_the_tokens_of_single_turn_training(tokenizer):
     prepared = PromptBuilder(tokenizer, PromptOptions()).prepare(Rows())
 
     assert Chat(tokenizer).begin(messages) == prepared.token_ids.tolist()
+
+
+def test_the_settings_of_the_chat_template_apply_to_every_turn(tokenizer):
+    arguments = {"chat_template": "{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}", "mark": "7"}
+    chat, history = Chat(tokenizer, (), arguments), [{"role": "user", "content": "1"}]
+
+    assert tokenizer.decode(chat.begin(history)).replace(" ", "") == "17"
+    assert tokenizer.decode(chat.after(history, [{"role": "user", "content": "2"}], [])).replace(" ", "") == "727"
 
 
 def test_the_mask_covers_exactly_the_tokens_that_the_engine_sampled(fake, tokenizer):
@@ -373,10 +386,27 @@ def test_an_engine_failure_ends_the_step(model_path, tokenizer):
         FakeConfig(fault="raise", fault_after=5), model=ModelConfig(path=model_path), context=RolloutContext()
     )
 
+    episodes, asked = prepared(engine, tokenizer)
     with pytest.raises(InfrastructureError, match="the fake engine fails"):
-        play(engine, tokenizer)
+        asyncio.run(episodes.run(*asked))
     assert Counts.begun
     assert sorted(Counts.closed) == sorted(Counts.begun)
+    assert episodes.num_open == 0
+
+
+def test_episodes_are_open_until_they_end(fake, tokenizer):
+    counted = []
+
+    class Uneven(Counts):
+        async def step(self, completion):
+            counted.append(episodes.num_open)
+            self.config = replace(self.config, turns=1 + self.prompt_id)
+            return await super().step(completion)
+
+    episodes, asked = prepared(fake, tokenizer, environment=Uneven)
+    asyncio.run(episodes.run(*asked))
+
+    assert (counted[0], counted[-1], episodes.num_open) == (4, 1, 0)
 
 
 def test_environments_that_block_too_many_threads_end_the_step(fake, tokenizer, monkeypatch):

@@ -3,7 +3,7 @@
 from rlcore_fsdp import FSDPBackend, FSDPConfig, lora
 
 from rlcore.backends.local import LocalBackend, LocalConfig
-from rlcore.kits.backend.optimizer import make_adamw
+from rlcore.kits.backend.optimizer import make_optimizer
 from rlcore.protocols.backend import BackendContext, ModelConfig
 from rlcore.testing.training import GENTLE, whole_weights
 
@@ -30,7 +30,7 @@ def make_local(path, *, config=None, optimizer=GENTLE, context=None, **model):
         adapters = {name: p for name, p in backend._model.named_parameters() if lora.is_adapter(name)}
         lora.start_adapters(adapters, about.seed)
         backend._names = {parameter: name for name, parameter in adapters.items()}
-        backend._optimizer = make_adamw(list(backend._names), optimizer)
+        backend._optimizer = make_optimizer(list(backend._names), optimizer)
     return backend
 
 

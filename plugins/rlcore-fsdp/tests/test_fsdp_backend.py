@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp, make_local
+from fsdp_cases import PRELOAD, fsdp_weights, local_weights, make_fsdp, make_local
 from rlcore_fsdp import FSDPBackend, FSDPConfig
 from rlcore_fsdp.attention import fits_kernel
 from rlcore_fsdp.memory import OutOfMemory
@@ -187,6 +187,25 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(path):
 
     assert len(names) == 2 * 7  # two layers of q, k, v, o, gate, up and down
     assert all(name.startswith("model.layers.") for name in names)
+
+
+def test_sgd_trains_like_the_local_backend_and_resumes(path, tmp_path):
+    optimizer, batch = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9), make_batch()
+    fsdp, local = make_fsdp(path, optimizer=optimizer), make_local(path, optimizer=optimizer)
+    train(fsdp, batch, 2)
+    fsdp.save(tmp_path)
+    again = make_fsdp(path, optimizer=optimizer)
+    again.load(tmp_path)
+
+    train(local, batch, 2)
+    found = [train(it, batch, 1) for it in (fsdp, again)]
+    train(local, batch, 1)
+
+    assert found[0] == found[1]
+    for name, expected in local_weights(local).items():
+        torch.testing.assert_close(fsdp_weights(fsdp)[name], expected, atol=2e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"optimizer.name=sgd and backend.optimizer=muon exclude each other\nType"):
+        make_fsdp(path, config={"optimizer": "muon"}, optimizer=optimizer)
 
 
 @pytest.mark.slow

@@ -95,4 +95,4 @@ def test_a_killed_run_names_the_command_that_continues_it(copy):
     (killed, *_) = findings(read_run(copy))
 
     assert killed.title == "The run was killed"
-    assert "run.name=r" in killed.text
+    assert f"Continue with:  rlcore train {copy}" in killed.text

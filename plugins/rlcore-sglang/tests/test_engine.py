@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import counted
 from rlcore_sglang import SGLangConfig, SGLangRollout
 from rlcore_sglang import weights as weights_module
 
@@ -189,6 +190,17 @@ class TestWeightsMeanwhile:
         asyncio.run(asyncio.wait_for(go(), HANG_S))
         llama.load_weights(iter(weights(tiny_llama)), 13)
         assert {sample.policy_version for sample in run(llama, [request(0)])} == {13}
+
+
+def test_tokens_of_unfinished_responses_are_counted(llama):
+    asked = [_long(1, tokens=200)]
+    found = asyncio.run(asyncio.wait_for(counted(llama, asked), HANG_S))
+
+    assert found == sorted(found)
+    assert found[0] < found[-2]
+    before = llama.num_tokens
+    samples = run(llama, asked)
+    assert llama.num_tokens - before >= sum(len(sample.token_ids) for sample in samples)
 
 
 def _long(number, tokens):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import counted
 from rlcore_sglang import SGLangConfig, SGLangRollout
 from rlcore_sglang.server import _wrong_server
 from rlcore_sglang.weights import LOADER, NO_VERSION
@@ -145,6 +146,14 @@ def endless(model):
             new[list(end_ids(model))] = -1.0
         found.append((name, new))
     return found
+
+
+def test_tokens_of_unfinished_responses_are_counted(url, small_model):
+    client = _client(url, small_model)
+    client.load_weights(iter(endless(small_model)), 5)
+    found = asyncio.run(asyncio.wait_for(counted(client, [request(0, max_response_tokens=100)]), HANG_S))
+
+    assert found[0] < found[-2]
 
 
 def test_a_server_serves_nothing_between_an_incomplete_and_a_complete_update(url, small_model):

@@ -3,14 +3,15 @@
 import asyncio
 import os
 import random
+import re
 
 import pytest
 import torch
-from conftest import interrupted, make_hf, make_vllm, requests_of, run, tokens
+from conftest import counted, interrupted, make_hf, make_vllm, requests_of, run, tokens
 from models import flattened, save_tiny, teacher_forced
 
 from rlcore.errors import InfrastructureError, ModelError, NumericalError
-from rlcore.models.load import load_model
+from rlcore.models.load import load_model, load_tokenizer
 from rlcore.testing.rollout import weights
 from rlcore.testing.waiting import HANG_S
 
@@ -60,6 +61,49 @@ def test_a_response_continues_under_new_weights_with_the_version_of_each_token(e
     ]
     assert list(sample.token_ids[cut:]) == list(rest.token_ids), "the KV cache of the old weights was used"
     assert list(sample.log_probs[cut:]) == pytest.approx(list(rest.log_probs), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [{"repetition_penalty": 1.5}, {"presence_penalty": 1.5}, {"frequency_penalty": 0.7}],
+    ids=lambda penalty: next(iter(penalty)),
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_penalties_are_those_of_the_reference_engine(engine, model, penalty, temperature):
+    greedy = requests_of([PROMPT, PROMPT[:9]], max_response_tokens=40, **penalty)
+    asked = greedy if not temperature else requests_of([PROMPT], max_response_tokens=40, temperature=1.0, **penalty)
+
+    found = run(engine, asked)
+
+    if not temperature:
+        expected = run(make_hf(model), greedy)
+        assert (
+            tokens(found)
+            == tokens(expected)
+            != tokens(run(engine, requests_of([PROMPT, PROMPT[:9]], max_response_tokens=40)))
+        )
+    for request in asked:
+        sample = found[request.request_id]
+        exact = teacher_forced(load_model(model), request.prompt_ids, sample)
+        assert list(sample.log_probs) == pytest.approx(exact, abs=2e-4), "log-probs are the model's own"
+
+
+@pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [({"regex": "[0-9]{3}"}, "[0-9]{3}"), ({"json_schema": '{"type": "boolean"}'}, "true|false")],
+    ids=["regex", "json"],
+)
+def test_structured_output_follows_its_pattern(engine, model, asked, pattern):
+    tokenizer = load_tokenizer(model)
+
+    # a structured output ends with the tokenizer's end token, which is not that of this random model
+    ends = {"stop_token_ids": (tokenizer.eos_token_id,), "max_response_tokens": 30}
+    samples = run(engine, requests_of([PROMPT] * 4, temperature=1.0, **ends, **asked))
+
+    texts = [tokenizer.decode(sample.token_ids, skip_special_tokens=True) for sample in samples.values()]
+    assert [text for text in texts if not re.fullmatch(pattern, text.strip())] == []
+    assert {sample.finish_reason for sample in samples.values()} == {"stop"}
 
 
 @torch.no_grad()
@@ -282,6 +326,16 @@ def test_samples_are_yielded_as_they_finish(engine):
 
     first, second = asyncio.run(lengths())
     assert first == 2 < second
+
+
+def test_tokens_of_unfinished_responses_are_counted(engine):
+    asked = requests_of([[3], [4]], max_response_tokens=40)
+    found = asyncio.run(asyncio.wait_for(counted(engine, asked), HANG_S))
+
+    assert found[0] < found[-2]
+    before = engine.num_tokens
+    samples = run(engine, asked)
+    assert engine.num_tokens - before >= sum(len(sample.token_ids) for sample in samples.values())
 
 
 def test_closing_the_iterator_leaves_no_request_in_the_engine(engine):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,14 +11,14 @@ import time
 from dataclasses import replace
 
 import pytest
-from conftest import collect, make_hf, requests_of, run, tokens
+from conftest import collect, counted, make_hf, requests_of, run, tokens
 from models import flattened, save_tiny, teacher_forced
 from rlcore_vllm import VLLMConfig, VLLMRollout
 from rlcore_vllm import server as server_module
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
 from rlcore.kits.http import JsonClient
-from rlcore.models.load import load_model
+from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.testing import ModelRolloutContract
@@ -103,6 +104,24 @@ class TestServer(ModelRolloutContract):
 class TestServerByBroadcast(TestServer):
     def make(self, model, context):
         return connect(model.path, self.url, weights="broadcast")
+
+
+def test_a_server_applies_penalties(server, small_model):
+    asked = requests_of([list(range(4, 20))], max_response_tokens=20, repetition_penalty=1.5)
+
+    found = run(connect(small_model, server), asked)
+
+    assert tokens(found) == tokens(run(make_hf(small_model), asked))
+
+
+def test_a_server_applies_patterns(server, small_model):
+    tokenizer = load_tokenizer(small_model)
+    asked = {"regex": "[0-9]{3}", "stop_token_ids": (tokenizer.eos_token_id,), "max_response_tokens": 20}
+
+    found = run(connect(small_model, server), requests_of([list(range(4, 20))] * 2, temperature=1.0, **asked))
+
+    texts = [tokenizer.decode(sample.token_ids, skip_special_tokens=True).strip() for sample in found.values()]
+    assert [text for text in texts if not re.fullmatch("[0-9]{3}", text)] == []
 
 
 def test_all_updates_use_one_process_group_and_a_failed_one_creates_another(server, small_model, monkeypatch):
@@ -260,6 +279,14 @@ def test_a_paused_server_stays_paused_over_an_update(server, small_model):
         return await asyncio.wait_for(task, HANG_S)
 
     assert asyncio.run(paused())[0].policy_version == 8
+
+
+def test_tokens_of_unfinished_responses_on_a_server_are_counted(server_of_llama, llama):
+    engine = connect(llama, server_of_llama)
+    asked = requests_of([[3]], temperature=1.0, max_response_tokens=200)
+    found = asyncio.run(asyncio.wait_for(counted(engine, asked), HANG_S))
+
+    assert found[0] < found[-2]
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place"])

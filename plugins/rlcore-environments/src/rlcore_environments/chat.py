@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rlcore.data.limits import limited
@@ -22,7 +23,12 @@ def tools_of(environment: object) -> Sequence[Callable[..., Any]]:
 class Chat:
     """Chat template of a tokenizer, with the tools of an environment."""
 
-    def __init__(self, tokenizer: Any, tools: Sequence[Callable[..., Any]] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Sequence[Callable[..., Any]] = (),
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Check that the chat template can render the tools.
 
         Raises:
@@ -31,8 +37,9 @@ class Chat:
         """
         self.tokenizer = tokenizer
         self._tools = [schema(tool) for tool in tools] or None
+        self._arguments = arguments
         name = tokenizer.name_or_path
-        if not tokenizer.chat_template:
+        if not (tokenizer.chat_template or "chat_template" in arguments):
             raise ModelError(
                 f"model.path={name}: its tokenizer has no chat template, which environments need\n"
                 "Use a chat model, or leave out  environment"
@@ -73,7 +80,9 @@ class Chat:
         try:
             with limited():
                 return str(
-                    self.tokenizer.apply_chat_template(plain, tools=tools, add_generation_prompt=True, tokenize=False)
+                    self.tokenizer.apply_chat_template(
+                        plain, tools=tools, add_generation_prompt=True, tokenize=False, **self._arguments
+                    )
                 )
         except Exception as error:  # a chat template is code of the model's author and may raise anything
             roles = ", ".join(str(message.get("role")) for message in plain)

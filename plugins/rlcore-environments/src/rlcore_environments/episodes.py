@@ -71,6 +71,13 @@ class Episodes:
         self._player: _Player | None = None
         self._stage: Stage | None = None
         self._num_running = 0
+        self._open: set[asyncio.Task[Episode]] = set()
+        """Episodes that have not ended."""
+
+    @property
+    def num_open(self) -> int:
+        """Return the number of episodes that have begun and not ended."""
+        return len(self._open)
 
     async def run(self, rows: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> list[Episode]:
         """Run one episode for each row, with the sampling settings and seed of its request.
@@ -81,6 +88,9 @@ class Episodes:
             try:
                 async with asyncio.TaskGroup() as group:
                     played = [group.create_task(player.play(*asked)) for asked in zip(rows, requests, strict=True)]
+                    for episode in played:
+                        self._open.add(episode)
+                        episode.add_done_callback(self._open.discard)
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the first error has cancelled all other episodes
             return [episode.result() for episode in played]
@@ -93,7 +103,7 @@ class Episodes:
     @asynccontextmanager
     async def _shared(self) -> AsyncIterator[_Player]:
         if self._player is None or self._stage is None:
-            chat = Chat(self._tokenizer, tools_of(self._make()))
+            chat = Chat(self._tokenizer, tools_of(self._make()), self._options.template)
             self._stage = await Stage(self._options.limits.step_timeout_s).__aenter__()
             batcher = RequestBatcher(self._engine, self._count)
             self._player = _Player(self._make, self._options, chat, self._stage, batcher)

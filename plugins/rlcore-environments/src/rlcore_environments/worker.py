@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rlcore.data.batch import Batch
+from rlcore.data.chat import template_arguments
 from rlcore.data.columns import INTERNAL_COLUMNS
 from rlcore.errors import ConfigError
 from rlcore.models.load import check_directory, load_tokenizer
@@ -63,16 +64,22 @@ class EpisodeWorker(RolloutWorker):
                 f"environment '{plan.config.environment.name}' cannot be created: {type(error).__name__}: {error}\n"
                 "It gets only its settings:  def __init__(self, config)"
             ) from error
-        Chat(load_tokenizer(plan.models[role]), tools_of(environment))
+        for name, reason in (("tools_column", "shows its own tools"), ("system", "writes its own messages")):
+            if getattr(plan.config.data, name):
+                raise ConfigError(f"data.{name}: an environment {reason}\nRemove  data.{name}   or  environment")
+        Chat(load_tokenizer(plan.models[role]), tools_of(environment), _episodes(plan, role).template)
 
     async def draw(self, prompts: Batch, sampling: Sampling, samples_per_prompt: int) -> Batch:
         """Run n episodes for each prompt, and return each as one sample, in prompt order."""
         requests = requests_of(prompts, sampling, samples_per_prompt)
         prompts = prompts.repeat(samples_per_prompt)
-        self.num_open += len(requests)
         episodes = await self._episodes.run(_rows(prompts), requests)
-        self.num_open -= len(requests)
         return episodes_batch(prompts, samples_per_prompt, episodes)
+
+    @property
+    def num_open(self) -> int:
+        """Return the number of episodes that have begun and not ended."""
+        return self._episodes.num_open
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         super().load_weights(weights, version)
@@ -90,6 +97,7 @@ def _episodes(plan: RunPlan, role: str) -> EpisodeOptions:
         environment=chosen.resolved.spec,
         settings=chosen.config,
         limits=plan.config.episode,
+        template=template_arguments(load_tokenizer(plan.models[role]), plan.config.data),
         context_length=ModelSize.read(check_directory(plan.models[role])).context_length,
     )
 

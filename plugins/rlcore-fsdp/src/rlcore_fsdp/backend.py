@@ -72,6 +72,11 @@ class FSDPBackend(PackedBackend):
         for parameter in self._packed.parameters() if context.trained else ():
             parameter.requires_grad_(parameter in names)
         self._partial = [parameter for parameter, name in names.items() if name in self._packed.partial]
+        if optimizer.name != "adamw" and config.optimizer != "adamw":
+            raise ConfigError(
+                f"optimizer.name={optimizer.name} and backend.optimizer={config.optimizer} exclude each other\n"
+                "Type  backend.optimizer=adamw  or  optimizer.name=adamw"
+            )
         matrices = self._matrices() if config.optimizer == "muon" else set()
         in_8_bits = config.optimizer == "adamw_8bit"
         self._optimizer = Optimizers(names, optimizer, matrices, in_8_bits=in_8_bits) if context.trained else None

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlcore.kits.backend.optimizer import make_adamw
+from rlcore.kits.backend.optimizer import make_optimizer
 from rlcore.protocols.backend import OptimizerConfig
 from rlcore_fsdp import eight_bit
 from rlcore_fsdp.checkpoint import OPTIMIZER
@@ -37,7 +37,7 @@ class Optimizers:
         if in_8_bits:
             self._all.append(eight_bit.AdamW8bit(by_adamw, config))
         elif by_adamw:
-            self._all.append(make_adamw(_by_mesh(by_adamw), config))
+            self._all.append(make_optimizer(_by_mesh(by_adamw), config))
         if by_muon:
             # scaled so that a step is as large as AdamW's, and both can use one learning rate
             self._all.append(

@@ -23,6 +23,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor, nn
 
+from rlcore.errors import ConfigError
 from rlcore.protocols.backend import OptimizerConfig
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.grid import Grid
@@ -36,6 +37,10 @@ class Optimizer:
     """Gradient buffers and optimizers of this rank's part of a model. Every method is collective."""
 
     def __init__(self, model: Model, config: MegatronConfig, optimizer: OptimizerConfig, grid: Grid) -> None:
+        if optimizer.name != "adamw":
+            raise ConfigError(
+                f"optimizer.name={optimizer.name}: backend=megatron has AdamW only\nType  optimizer.name=adamw"
+            )
         self._grid = grid
         self._entries = model.entries
         self._clip = optimizer.clip_grad_norm

@@ -56,8 +56,7 @@ def _ended_badly(run: RecordedRun) -> Iterator[Finding]:
 
 
 def _resume(run: RecordedRun) -> str:
-    command = run.summary.get("resume_command")
-    return f"Continue with:  {command}" if command else f"Continue with the same command and  run.name={run.name}"
+    return f"Continue with:  {run.summary.get('resume_command') or f'rlcore train {run.directory}'}"
 
 
 def _entropy_collapse(run: RecordedRun) -> Iterator[Finding]:

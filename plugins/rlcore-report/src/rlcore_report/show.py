@@ -73,7 +73,8 @@ def _head(run: RecordedRun) -> Table:
     time = f", {seconds:.0f} s in steps" if isinstance(seconds, int | float) else ""
     table.add_row("steps", Text(f"{run.step}{of}{time}"))
     for label, names in _FACTS.items():
-        values = [str(run.config[name]) for name in names if run.config.get(name) not in (None, "")]
+        own = [key for name in names for key in run.config if key == name or key.startswith(f"{name}.")]
+        values = [str(run.config[key]) for key in own if run.config[key] not in (None, "")]
         if values:
             table.add_row(label, Text(" ".join(values), overflow="fold"))
     if run.versions:

@@ -4,7 +4,8 @@ SGLang's engine takes over its process: it kills all child processes, replaces s
 scheduler fails, and there can be only one. It therefore runs in its own process, and own.py communicates with it through
 a socket. Messages are tuples of plain data:
 
-    in    (number, "generate", {"input_ids": …, "sampling_params": …}), (number, action, fields), (number, "cancel", {})
+    in    (number, "generate", {"input_ids": …, "sampling_params": …}), (number, action, fields), (number, "num_tokens", {}),
+          (number, "cancel", {})
     out   (number, True, value) or (number, False, text)
 
 The process ends when the other end of the socket closes: by an orderly shutdown if that is quick, otherwise by killing it
@@ -117,6 +118,7 @@ class _Service:
         self._connection = connection
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
+        self._num_tokens = self._num_finished = 0
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -153,8 +155,7 @@ class _Service:
 
     async def _answer(self, number: int, action: str, fields: dict[str, Any]) -> None:
         try:
-            value = await (self._generate(number, **fields) if action == "generate" else self._control(action, fields))
-            reply: tuple[int, bool, Any] = (number, True, value)
+            reply: tuple[int, bool, Any] = (number, True, await self._value(number, action, fields))
         except Exception as error:  # any error of SGLang is reported to the caller
             reply = (number, False, f"{type(error).__name__}: {error}")
         if not self._ended.is_set():
@@ -162,6 +163,17 @@ class _Service:
                 self._connection.send(reply)
             except OSError as error:
                 self._end(error)
+
+    async def _value(self, number: int, action: str, fields: dict[str, Any]) -> Any:
+        if action == "generate":
+            return await self._generate(number, **fields)
+        return self._count_tokens() if action == "num_tokens" else await self._control(action, fields)
+
+    def _count_tokens(self) -> int:
+        """Return the number of tokens sampled so far. SGLang passes those of unfinished responses on every 50 tokens."""
+        unfinished = sum(len(state.output_ids) for state in self._tokenizer.rid_to_state.values())
+        self._num_tokens = max(self._num_tokens, self._num_finished + unfinished)
+        return self._num_tokens
 
     async def _generate(self, number: int, **fields: Any) -> tuple[Any, ...]:
         from sglang.srt.managers.io_struct import GenerateReqInput
@@ -171,6 +183,7 @@ class _Service:
         request = GenerateReqInput(rid=_name(number), return_logprob=True, **fields)
         outputs = [output async for output in self._tokenizer.generate_request(request, None)]
         answer = Answer.read(outputs[-1])
+        self._num_finished += len(answer.token_ids)
         return answer.token_ids, answer.log_probs, answer.finish_reason, answer.versions
 
     async def _control(self, action: str, fields: dict[str, Any]) -> None:

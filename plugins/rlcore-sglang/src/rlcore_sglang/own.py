@@ -78,11 +78,17 @@ class EngineProcess:
                 self._send((number, "cancel", {}))
             raise
 
+    def num_tokens(self) -> int:
+        return int(self._result("num_tokens"))
+
     def control(self, action: str, **fields: Any) -> None:
         """Run one of SGLang's control actions."""
+        self._result(action, **fields)
+
+    def _result(self, action: str, **fields: Any) -> Any:
         _, future = self._ask(action, fields)
         try:
-            future.result(self._timeout_s)
+            return future.result(self._timeout_s)
         except FutureTimeout as error:
             raise DeadlineExceeded(
                 f"{self._name} did not finish {action} within {self._timeout_s:g} s\nWait longer:  rollout.timeout_s=3600"

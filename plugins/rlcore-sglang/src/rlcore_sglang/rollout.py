@@ -29,6 +29,9 @@ class SGLangEngine(Control, Protocol):
 
     async def answer(self, prompt_ids: list[int], params: Mapping[str, Any]) -> Answer: ...
 
+    def num_tokens(self) -> int:
+        """Return the number of tokens sampled so far; called from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -83,6 +86,12 @@ class SGLangRollout:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._num_in_flight -= len(asked)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far, also of unfinished responses; on a server, for all of its clients."""
+        engine = self._engine
+        return 0 if engine is None else engine.num_tokens()
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights; the engine serves nothing until the update is complete."""

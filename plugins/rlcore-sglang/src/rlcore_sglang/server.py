@@ -38,7 +38,7 @@ class SGLangServerClient:
         self._server, self._front, *self._all = (
             server_client(config, url) for url in (own, config.router or own, *config.urls)
         )
-        self._prefix, self._num_requests = uuid.uuid4().hex, 0
+        self._prefix, self._num_requests, self._num_answers = uuid.uuid4().hex, 0, 0
         self.num_ranks, is_ours = self._check(config, model, limits)
         if not is_ours:  # another model directory, or weights of an earlier run
             whole = iter(load_model(model.path).named_parameters())
@@ -50,12 +50,19 @@ class SGLangServerClient:
         name = f"{self._prefix}-{self._num_requests:012d}"
         body = {"rid": name, "input_ids": prompt_ids, "sampling_params": dict(params), "return_logprob": True}
         try:
-            return Answer.read(await self._front.acall("/generate", body))
+            answer = Answer.read(await self._front.acall("/generate", body))
         except asyncio.CancelledError:
             for server in self._all:
                 with contextlib.suppress(InfrastructureError):
                     await server.acall("/abort_request", {"rid": name})
             raise
+        self._num_answers += 1
+        return answer
+
+    def num_tokens(self) -> int:
+        """Return the tokens of the server's decode steps, and the first token of each answer, which prefills sample."""
+        loads = self._server.call("GET", "/v1/loads?include=core")["loads"]
+        return self._num_answers + sum(int(load["decode_moments"][-1]) for load in loads if load["decode_moments"])
 
     def control(self, action: str, **fields: Any) -> None:
         """Run one of SGLang's control actions. A server reports a refusal by its HTTP status."""

@@ -90,6 +90,10 @@ class InProcessEngine:
         finally:
             self._abort(list(asked))
 
+    def num_tokens(self) -> int:
+        num_tokens: int = self._engine.collective_rpc("rlcore_num_tokens")[0]  # reads a counter, so any thread may
+        return num_tokens
+
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights. Sequences in flight are prefilled again under them, or continue in place."""
         self._finish_batches()
@@ -174,8 +178,10 @@ class InProcessEngine:
     def _add(self, request: Request, chosen: dict[str, Any], outbox: list[Any]) -> str:
         """Add a request to the engine and return its name there."""
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+        if grammar := chosen.get("structured_outputs"):
+            chosen = {**chosen, "structured_outputs": StructuredOutputsParams(**grammar)}
         self._num_requests += 1
         name = str(self._num_requests)
         parameters = SamplingParams(**chosen, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)

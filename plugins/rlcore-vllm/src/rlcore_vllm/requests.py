@@ -9,7 +9,7 @@ from typing import Any
 from rlcore.errors import InfrastructureError, ModelError, SampleError
 from rlcore.kits.engine.checks import Limits, check_finite
 from rlcore.models.load import read_config
-from rlcore.types import FinishReason, Request, Sample
+from rlcore.types import FinishReason, Request, Sample, Sampling
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _COLDEST = 0.01
@@ -57,6 +57,14 @@ def sampling_options(request: Request, limits: Limits) -> dict[str, Any]:
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
     }
+    options |= {
+        name: value
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        if (value := getattr(sampling, name)) != getattr(Sampling(), name)
+    }
+    if sampling.regex or sampling.json_schema:
+        grammar = {"regex": sampling.regex, "json": sampling.json_schema}
+        options["structured_outputs"] = {name: text for name, text in grammar.items() if text}
     if sampling.stop:
         options |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
     return options

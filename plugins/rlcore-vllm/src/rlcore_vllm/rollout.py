@@ -13,7 +13,7 @@ from rlcore.kits.engine.ranks import engine_mesh
 from rlcore.models.load import check_directory
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
-from rlcore.types import Request, Sample
+from rlcore.types import RESHAPING, Request, Sample
 from rlcore_vllm.adapters import ExpectedAdapters
 from rlcore_vllm.config import VLLMConfig
 from rlcore_vllm.install import check_installed
@@ -30,6 +30,9 @@ class VLLMEngine(Protocol):
     ) -> AsyncIterator[Sample]:
         """Yield samples as they finish. `state` is checked before each step and each sample, and raises if the engine must
         not serve."""
+
+    def num_tokens(self) -> int:
+        """Return the number of tokens sampled so far; called from any thread."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None: ...
 
@@ -49,6 +52,7 @@ class VLLMRollout:
     """One rank of one engine."""
 
     Config = VLLMConfig
+    reshapes = RESHAPING
 
     def __init__(self, config: VLLMConfig, *, model: ModelConfig, context: RolloutContext) -> None:
         check_directory(model.path)
@@ -71,6 +75,11 @@ class VLLMRollout:
                 yield sample
         finally:
             await samples.aclose()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far, also of unfinished responses; on a server, for all of its clients."""
+        return self._open().num_tokens()
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights; the engine serves nothing until the update is complete."""

@@ -84,6 +84,9 @@ class VLLMServerClient:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._num_in_flight -= len(requests)
 
+    def num_tokens(self) -> int:
+        return int(self._call("rlcore_num_tokens")[0])
+
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Write the weights to files, bucket by bucket, and send the server their paths; or broadcast the weights."""
         self._stale = self._config.pause == "in_place" and self._num_in_flight > 0

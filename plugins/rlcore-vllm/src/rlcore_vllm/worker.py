@@ -43,6 +43,10 @@ class WorkerExtension:
         about = {"path": model_config.model, "precision": str(model_config.dtype).removeprefix("torch.")}
         return {"max_model_len": model_config.max_model_len, **about, **facts_of(model_config.hf_config)}
 
+    def rlcore_num_tokens(self) -> int:
+        """Return the number of tokens that have been sampled."""
+        return int(self.model_runner.sampler.num_tokens)
+
     def rlcore_missing(self) -> list[str]:
         """Return the parameters that the update has not set. Call it before the update is finished."""
         return self.weight_transfer_engine.missing()
@@ -56,8 +60,12 @@ class TrainerSampler(Sampler):  # type: ignore[misc]
     minus the logsumexp over all tokens. Greedy rows use temperature 1.
     """
 
+    num_tokens = 0
+    """Tokens sampled so far, also those that vLLM discards where it prefills a prompt in parts."""
+
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         """Sample from logits [n, V]; the output's log-probs are [n, 1]."""
+        self.num_tokens += len(logits)
         temperature = _temperature(sampling_metadata, logits)
         # Computed before the call, because vLLM scales and truncates the logits in place.
         total = (logits.float() / temperature).logsumexp(dim=-1, keepdim=True)
