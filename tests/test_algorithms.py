@@ -19,7 +19,7 @@ from rlcore.data.batch import Batch
 from rlcore.errors import ColumnError, ConfigError, RlcoreError
 from rlcore.trainer.roles import Roles
 from rlcore.trainer.step import Step
-from rlcore.types import Mean, Sampling, TokenOutputs
+from rlcore.types import Counts, Mean, Sampling, TokenOutputs
 from rlcore.workers.critic import CriticWorker
 from rlcore.workers.policy import ReferenceWorker
 
@@ -257,6 +257,38 @@ def test_groups_without_variance_are_counted_and_optionally_skipped(skip, kept):
     assert roles.metrics["experience/zero_variance_rows"].value == 2
 
 
+@pytest.mark.parametrize(("mask", "trained", "masked"), [(False, [0, 1, 2, 3], None), (True, [0, 3], 5)])
+@pytest.mark.parametrize("make", [grpo, ppo])
+def test_truncated_responses_are_left_out_of_the_losses_and_not_of_the_baseline(make, mask, trained, masked):
+    algorithm = make(mask_truncated=mask)
+    roles, experience = collect(algorithm, rewards=(0.0, 1.0, 0.25, 0.75))
+    experience = experience.with_rows(truncated=(experience["sample_id"] == 1) | (experience["sample_id"] == 2))
+
+    algorithm.update(roles, experience)
+
+    for role in algorithm.reads():
+        ((batch, counts),) = getattr(roles, role).update.taken
+        assert sorted(batch["sample_id"].tolist()) == trained
+        assert counts == (Counts(rows=2, tokens=2, units=2) if mask else Counts(rows=4, tokens=7, units=4))
+    assert len(experience) == 4
+    if make is grpo:  # sample 0 is compared with sample 1, which is masked
+        advantage = dict(zip(experience["sample_id"].tolist(), experience["advantage"].tolist()))
+        assert advantage[0] == pytest.approx(-advantage[1])
+        assert advantage[0] < 0
+    noted = roles.metrics.get("experience/masked_tokens")
+    assert (noted and noted.value) == masked
+
+
+def test_a_step_whose_responses_are_all_truncated_makes_no_update():
+    algorithm = grpo(mask_truncated=True)
+    roles, experience = collect(algorithm)
+
+    metrics = algorithm.update(roles, experience.with_rows(truncated=torch.ones(4, dtype=torch.bool)))
+
+    assert roles.actor.update.taken == []
+    assert metrics["actor/updates"].value == 0
+
+
 def test_update_without_samples_makes_no_step():
     algorithm = grpo(skip_zero_variance_groups=True)
     roles, experience = collect(algorithm, rewards=(1.0, 1.0, 0.0, 0.0))
@@ -446,6 +478,9 @@ def test_value_loss_of_ppo_by_hand():
         ({"kl": {"coefficient": -1.0}}, "kl.coefficient"),
         ({"kl": {"controller": "adaptive"}}, "kl.where"),
         ({"kl": {"estimator": "k4"}}, "kl.estimator"),
+        ({"kl": {"sync_every_steps": -1}}, "kl.sync_every_steps"),
+        ({"kl": {"sync_every_steps": 5}}, "kl.coefficient"),
+        ({"kl": {"coefficient": 0.1, "sync_mix": 0.0}}, "kl.sync_mix"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_key(settings, key):

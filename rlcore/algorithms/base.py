@@ -57,6 +57,9 @@ class PolicyGradientConfig(EpochsConfig):
     """Bound on the loss of negative advantages, such as 3; 0 disables it."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
+    mask_truncated: bool = False
+    """Leave responses that reached a limit of length out of all losses and their averages. Their rewards count for the
+    advantages of the others."""
     kl: KLConfig = field(default_factory=KLConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
@@ -174,8 +177,10 @@ class PolicyGradient(Epochs):
         return bool(self.config.correction.weight != "none")
 
     def roles(self) -> Sequence[RoleSpec]:
-        reference = [RoleSpec(name="reference", worker="reference")] if self.needs_reference else []
-        return [RoleSpec(name="actor", worker="policy"), *reference, RoleSpec(name="rollout", worker="rollout")]
+        source = "actor" if self.config.kl.sync_every_steps else None
+        reference = RoleSpec(name="reference", worker="reference", weights_from=source)
+        actor, rollout = RoleSpec(name="actor", worker="policy"), RoleSpec(name="rollout", worker="rollout")
+        return [actor, reference, rollout] if self.needs_reference else [actor, rollout]
 
     def reads(self) -> Mapping[str, Sequence[str]]:
         old = [] if self.on_policy else ["old_log_probs"]
@@ -187,7 +192,16 @@ class PolicyGradient(Epochs):
         return [self.advantage_column, *([] if self.on_policy else ["old_log_probs"])]
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
-        return with_effective_size(super().update(roles, experience))
+        """Update the policy, without truncated responses if they are masked; move the reference when it is time."""
+        if self.config.mask_truncated:
+            truncated, length = experience.fetch("truncated", "num_loss_tokens")
+            roles.note("experience/masked_tokens", Mean(float(length[truncated].sum())))
+            experience = experience.take(np.flatnonzero(~truncated.numpy()))
+        metrics = with_effective_size(super().update(roles, experience))
+        every, num_steps = self.config.kl.sync_every_steps, self.num_updates // self.config.epochs
+        if every and num_steps % every == 0:
+            roles.send("actor", "reference", mix=self.config.kl.sync_mix)
+        return metrics
 
     def loss(self, out: TokenOutputs, batch: Batch) -> LossTerms:
         """Return the corrected policy terms, minus the entropy bonus, plus the KL penalty if `kl.where` is loss."""

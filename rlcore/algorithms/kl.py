@@ -40,6 +40,10 @@ class KLConfig:
     """Number of responses over which the adaptive controller changes the coefficient."""
     monitor: bool = False
     """Load a reference and log the KL even without a penalty."""
+    sync_every_steps: int = 0
+    """Move the reference toward the policy after every n-th step; 0: never."""
+    sync_mix: float = 1.0
+    """Share of the policy in the new reference, whose parameters become (1 - mix) · reference + mix · policy."""
 
     def __post_init__(self) -> None:
         require(self.coefficient >= 0, "coefficient", "0 or more", self.coefficient, 0.01)
@@ -55,6 +59,10 @@ class KLConfig:
         require(pulls, "estimator", "k2 or k3 in a loss: there k1 has no gradient on average", self.estimator, "k3")
         require(self.target > 0, "target", "more than 0", self.target, 0.1)
         require(self.horizon > 0, "horizon", "more than 0", self.horizon, 10000.0)
+        every, loaded = self.sync_every_steps, self.coefficient > 0 or self.monitor
+        require(every >= 0, "sync_every_steps", "0 or more", every, 100)
+        require(loaded or not every, "coefficient", "more than 0 with sync_every_steps", self.coefficient, 0.01)
+        require(0 < self.sync_mix <= 1, "sync_mix", "more than 0, at most 1", self.sync_mix, 0.5)
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) -> Tensor:

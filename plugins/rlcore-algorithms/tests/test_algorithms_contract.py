@@ -7,12 +7,15 @@ from rlcore_algorithms.covariance import ClipCov, KLCov
 from rlcore_algorithms.dapo import DAPO
 from rlcore_algorithms.distillation import Distillation
 from rlcore_algorithms.dpo import DPO
+from rlcore_algorithms.dppo import DPPO
 from rlcore_algorithms.dr_grpo import DrGRPO
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gpg import GPG
 from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.gvpo import GVPO
 from rlcore_algorithms.online_dpo import OnlineDPO
 from rlcore_algorithms.opo import OPO
+from rlcore_algorithms.orpo import ORPO
 from rlcore_algorithms.ppo import DualClipPPO
 from rlcore_algorithms.reinforce import Reinforce
 from rlcore_algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
@@ -53,6 +56,10 @@ VARIANTS = {
     "CISPO": (CISPO, LATER),
     "CISPOOfTokenAdvantages": (CISPO, {"estimator": "reinforce_plus_plus", "gamma": 0.95}),
     "GMPO": (GMPO, LATER),
+    "GVPO": (GVPO, {}),
+    "GVPOLater": (GVPO, LATER),
+    "DPPO": (DPPO, LATER),
+    "DPPOByKL": (DPPO, {**LATER, "divergence": "kl", "limit": 0.05, "correction": BY_TOKEN}),
     "SAPO": (SAPO, LATER),
     "SAPOWithReMaxCorrectedBySequence": (SAPO, {"estimator": "remax", "correction": BY_SEQUENCE}),
     "ClipCov": (ClipCov, {"share": 0.05, "cov_low": 0.0}),
@@ -122,6 +129,11 @@ class TestDPO(AlgorithmContract):
 
     def better(self, experience):
         return torch.arange(len(experience)) % 2 == 0
+
+
+class TestORPO(TestDPO):
+    def make(self):
+        return ORPO(ORPO.Config(minibatches=2, beta=0.5))
 
 
 class TestRewardModel(AlgorithmContract):

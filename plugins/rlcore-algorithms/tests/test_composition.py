@@ -76,8 +76,8 @@ def test_every_algorithm_says_if_it_corrects_for_older_weights():
         assert all(isinstance(it, CorrectsStaleness) for it in made)
         found[name] = [it.corrects for it in made]
 
-    always = {"online_dpo", "best_of_n", "sft", "dpo", "reward_model"}
-    assert len(found) == 24
+    always = {"online_dpo", "best_of_n", "sft", "dpo", "orpo", "gvpo", "reward_model"}
+    assert len(found) == 27
     assert found == {name: [name in always, True] for name in names}
 
 

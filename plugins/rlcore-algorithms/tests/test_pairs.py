@@ -7,6 +7,7 @@ import torch
 from rlcore_algorithms.best_of_n import BestOfN
 from rlcore_algorithms.dpo import DPO
 from rlcore_algorithms.online_dpo import OnlineDPO, best_and_worst
+from rlcore_algorithms.orpo import ORPO
 from rlcore_algorithms.reward_model import RewardModel, with_score_token
 from rlcore_tests.pairs import make_pairs, plain_pair_gradients
 
@@ -35,6 +36,23 @@ def test_the_reward_model_loss_is_the_bradley_terry_loss():
     slope = 1 / (1 + math.exp(0.6))
     assert values.grad.tolist() == pytest.approx([0, 0, -slope, 0, slope, 0], abs=1e-6)
     assert reduce_metrics(terms.metrics, batch) == {"margin": Mean(pytest.approx(0.6)), "accuracy": Mean(1.0)}
+
+
+def test_orpo_adds_the_odds_ratio_to_the_likelihood_of_the_chosen_response():
+    """p(chosen) = 1/2 has odds 1, p(rejected) = 1/5 has odds 1/4; both are means over tokens."""
+    chosen, rejected = [math.log(0.25), 0.0], [math.log(0.2)] * 3
+    log_probs = torch.tensor([7.0, *chosen, 7.0, *rejected], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([0, 1, 1, 0, 1, 1, 1], dtype=torch.bool)
+    batch = Batch.of(lengths=[3, 4], tokens={"loss_mask": mask}, rows={"unit_id": [4, 4]})
+
+    terms = ORPO(ORPO.Config(beta=0.3)).loss(TokenOutputs(log_probs=log_probs), batch)
+
+    assert terms.terms.tolist() == pytest.approx([math.log(2) + 0.3 * math.log(1 + 1 / 4)])
+    assert reduce_metrics(terms.metrics, batch)["margin"].value == pytest.approx(math.log(4))
+    terms.terms.sum().backward()
+    # d log odds / d log p = 1 / (1 - p); sigmoid(-margin) = 1/5
+    up, down = -1 - 0.3 / 5 * 2, 0.3 / 5 * 1.25
+    assert log_probs.grad.tolist() == pytest.approx([0, up / 2, up / 2, 0, down / 3, down / 3, down / 3])
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,15 @@ import pytest
 import torch
 from rlcore_algorithms.cispo import CISPO
 from rlcore_algorithms.covariance import ClipCov, KLCov
+from rlcore_algorithms.dppo import DPPO
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gpg import GPG
 from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.gvpo import GVPO
 from rlcore_algorithms.sapo import SAPO
 
 from rlcore.data.batch import Batch
-from rlcore.types import LossTerms
+from rlcore.types import LossTerms, TokenOutputs
 from rlcore.workers.averaging import count, reduce_terms
 
 WIDE = {"clip_low": 0.2, "clip_high": 0.28}
@@ -69,6 +71,15 @@ def sigmoid(x):
             4 * sigmoid(-1.0) * sigmoid(1.0) * 0.5,
             id="sapo-has-another-temperature-for-bad",
         ),
+        # p_old = exp(-1.5) = 0.223: |p - p_old| is 0.022, 0.223 and 0.156
+        pytest.param(DPPO, 1.1, 2.0, {}, -2.2, -2.2, id="dppo-inside"),
+        pytest.param(DPPO, 2.0, 2.0, {}, -4.0, 0.0, id="dppo-good-and-far-above-is-masked"),
+        pytest.param(DPPO, 2.0, -2.0, {}, 4.0, 4.0, id="dppo-bad-and-above-is-not"),
+        pytest.param(DPPO, 0.3, -2.0, {}, 0.6, 0.0, id="dppo-bad-and-far-below-is-masked"),
+        pytest.param(DPPO, 0.3, -2.0, {"limit": 0.16}, 0.6, 0.6, id="dppo-within-another-limit"),
+        # 0.223 · log(1/2) + 0.777 · log(0.777 / 0.554) = 0.108
+        pytest.param(DPPO, 2.0, 2.0, {"divergence": "kl", "limit": 0.107}, -4.0, 0.0, id="dppo-masks-by-kl"),
+        pytest.param(DPPO, 2.0, 2.0, {"divergence": "kl", "limit": 0.11}, -4.0, -4.0, id="dppo-within-the-kl"),
         pytest.param(GPG, 3.0, 2.0, {}, -2 * (math.log(3) - 1.5), -2.0, id="gpg-has-no-ratio"),
         pytest.param(ClipCov, 1.1, 2.0, {}, -2.2, -2.2, id="clip-cov-leaves-others"),
         pytest.param(ClipCov, 1.1, 2.0, {"chosen": True}, -2.2, 0.0, id="clip-cov-removes-the-gradient-of-the-chosen"),
@@ -188,3 +199,25 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(algorithm):
 
     # in GSPO and GMPO each token has its own gradient, whose mean over the response is the gradient of the sequence
     assert torch.allclose(gradient, -batch.per_token("advantage"), atol=1e-12)
+
+
+def test_gvpo_is_half_the_variance_of_reward_minus_log_ratio():
+    """R - 0.5 · log ratio is 0.9, 0.1 and 0.8: centered 0.3, -0.5, 0.2."""
+    log_probs = torch.tensor([0.0, -0.8, 0.0, -0.7, -0.5, -0.4, -0.6], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([0, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
+    old = torch.tensor([9.0, -1.0, 9.0, -0.5, -0.5, -0.8, -0.6], dtype=torch.float64)
+    batch = Batch.of(
+        lengths=[2, 3, 2],
+        tokens={"loss_mask": mask, "old_log_probs": old},
+        rows={"reward": torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), "unit_id": [4, 4, 4]},
+    )
+    algorithm = GVPO(GVPO.Config(beta=0.5, minibatches=2))
+
+    terms = algorithm.loss(TokenOutputs(log_probs=log_probs), batch)
+    loss = reduce_terms(terms, batch, count(torch.tensor([1, 2, 2]), batch.unit_sizes()))
+    loss.backward()
+
+    assert loss.item() == pytest.approx(0.5 * (0.09 + 0.25 + 0.04) / 2)
+    slopes = [-0.5 / 2 * centered for centered in (0.3, -0.5, 0.2)]
+    expected = [0, slopes[0], 0, slopes[1], slopes[1], slopes[2], slopes[2]]
+    assert log_probs.grad.tolist() == pytest.approx(expected)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rlcore_tests.window import NO_STEPS_AHEAD, without_schedule
 
 from rlcore.cli import main
 from rlcore.cli.train import run as train
@@ -60,6 +61,8 @@ def run(directory, algorithm, *more, steps=2):
         ("clip_cov", ["algorithm.share=0.1", "algorithm.cov_low=0.0"]),
         ("kl_cov", ["algorithm.share=0.1"]),
         ("dual_clip_ppo", ["algorithm.correction.weight=token", "algorithm.correction.beyond=mask"]),
+        ("dppo", ["algorithm.divergence=kl", "algorithm.limit=0.05"]),
+        ("gvpo", ["algorithm.minibatches=2"]),
         ("online_dpo", ["algorithm.minibatches=2"]),
         ("best_of_n", ["algorithm.minibatches=2"]),
     ],
@@ -83,6 +86,18 @@ def test_the_correction_of_an_accurate_engine_has_weights_close_to_1(tmp_path):
     assert last["actor/correction/effective_size"] == pytest.approx(1, abs=1e-4)
     assert last["actor/correction/outside"] == last["actor/correction/rejected"] == 0
     assert last["actor/rollout_logprob_gap"] < 1e-4
+
+
+def test_without_steps_ahead_the_window_refills_as_sync(tmp_path):
+    settings = ("dapo", "algorithm.refill.rounds=8", "optimizer.schedule=constant", "placement=split")
+    sync, window = (
+        run(tmp_path / "sync", *settings, steps=3),
+        run(tmp_path / "window", *settings, NO_STEPS_AHEAD, steps=3),
+    )
+
+    assert without_schedule(window) == sync
+    assert window[-1]["schedule/staleness_max"] == 0
+    assert sync[-1]["progress/samples"] > 3 * 8 * 4, "no group was refilled"
 
 
 def test_a_resumed_run_with_refilled_prompts_has_the_metrics_of_an_uninterrupted_one(tmp_path):
@@ -215,6 +230,14 @@ def test_offline_dpo_prefers_right_answers_after_a_few_steps(tmp_path, pairs):
 
     assert lines[1]["actor/loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: policy and reference are equal
     assert lines[-1]["actor/loss"] < 0.6
+    assert lines[-1]["actor/accuracy"] > 0.9
+
+
+def test_orpo_prefers_right_answers_without_a_reference(tmp_path, pairs):
+    all_pairs = "trainer.prompts_per_step=64"
+    lines = run(tmp_path, "orpo", f"data.train={pairs}", "data.eval=", all_pairs, steps=6)
+
+    assert lines[-1]["actor/loss"] < lines[1]["actor/loss"]
     assert lines[-1]["actor/accuracy"] > 0.9
 
 

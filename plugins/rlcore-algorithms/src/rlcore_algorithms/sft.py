@@ -2,9 +2,9 @@
 
     loss = -mean over tokens of the demonstrated responses of  log p(token)
 
-The data has conversations whose last message, from the assistant, is the response, rendered by the chat
-template; or a column `response` with texts, to which the end-of-sequence token is appended. Prompt tokens and
-earlier messages of the assistant are not trained on. Nothing is generated: a rollout and rewards are used
+The data has conversations whose last message, or every message, of the assistant is the response (`turns`),
+rendered by the chat template; or a column `response` with texts, to which the end-of-sequence token is appended.
+Tokens of prompts and of other messages are not trained on. Nothing is generated: a rollout and rewards are used
 only for evaluation, when `data.eval` is set. Responses are truncated at sampling.max_response_tokens, and
 then have no end-of-sequence token.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rlcore.algorithms.base import Epochs, EpochsConfig
 from rlcore.data.batch import Batch
@@ -28,6 +29,8 @@ class SFTConfig(EpochsConfig):
 
     response: str = "response"
     """Column of the demonstrated responses. Without it, the last message of each conversation is the response."""
+    turns: Literal["last", "all"] = "last"
+    """Messages of the assistant that are learned in such a conversation: the last one or all."""
     average: Average = "token-mean"
 
     def __post_init__(self) -> None:
@@ -47,6 +50,11 @@ class SFT(Epochs):
     def demonstrations(self) -> Sequence[str]:
         """Columns of the data that hold responses."""
         return (self.config.response,)
+
+    @property
+    def every_turn(self) -> bool:
+        """True if every message of the assistant is learned."""
+        return bool(self.config.turns == "all")
 
     def roles(self) -> Sequence[RoleSpec]:
         return [RoleSpec(name="actor", worker="policy")]
