@@ -6,19 +6,23 @@ import re
 import shlex
 import subprocess
 from dataclasses import fields
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from rlcore_workbench.migrate import command, main
-from rlcore_workbench.verl.command import parse_value, read_launch
-from rlcore_workbench.verl.keys import ALWAYS, NONE, SAME
+from rlcore_workbench.migration.launch import parse_value
+from rlcore_workbench.migration.table import read_table
+from rlcore_workbench.verl.command import read_launch
 from rlcore_workbench.verl.loss import ESTIMATORS, LOSSES
-from rlcore_workbench.verl.translate import DEFAULTS, RULES, translate
+from rlcore_workbench.verl.translate import RULES, translate
 
 from rlcore.config.compose import PLUGIN_SECTIONS, compose
 from rlcore.errors import ConfigError, UserError
 from rlcore.kits.engine.config import EngineConfig
 
+TABLE = read_table("verl")
+TABLES = sorted(path.stem for path in files("rlcore_workbench").joinpath("tables").iterdir())
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 COMMON = f"""
 data.train_files data.val_files data.train_batch_size data.truncation data.max_prompt_length data.max_response_length
@@ -119,7 +123,8 @@ def test_every_common_key_is_in_the_tables():
     unknown = [
         key
         for key in COMMON
-        if key not in {*RULES, *SAME, *ALWAYS, *NONE} and "not in the table" in answers(f"{key}=1")[key].note
+        if key not in {*RULES, *TABLE.values, *TABLE.same, *TABLE.notes}
+        and "not in the table" in answers(f"{key}=1")[key].note
     ]
 
     assert len(COMMON) > 90
@@ -182,9 +187,11 @@ def own_settings(package, name):
     return shared | {node.target.id for node in found.body if isinstance(node, ast.AnnAssign)}
 
 
-@pytest.mark.parametrize("key", [key for key in {**SAME, **RULES} if key not in REFUSING])
+@pytest.mark.parametrize("key", [key for key in {**TABLE.same, **RULES, **TABLE.values} if key not in REFUSING])
 def test_every_translated_setting_exists_in_rlcore(key):
-    switches = f"{A}use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.adv_estimator=gae "
+    other = key.partition(".")[0] in ("async_training", "rollout")
+    begin = "python3 -m verl.experimental.fully_async_policy.fully_async_main " if other else ""
+    switches = f"{begin}{A}use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.adv_estimator=gae "
     text = f"{key}={VALUES.get(key, '1')}"
     text = (
         switches.replace("use_kl_in_reward=True ", "" if key.endswith("use_kl_in_reward") else "use_kl_in_reward=True ")
@@ -202,7 +209,7 @@ def test_every_translated_setting_exists_in_rlcore(key):
             compose([setting + "=1"], complete=False)  # known when the algorithm is built; see the test below
         else:
             plain = shlex.split(command({setting: value}).partition("\\\n")[2])
-            compose(plain, complete=False)
+            compose([*(["schedule=async"] if setting.startswith("schedule.") else []), *plain], complete=False)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
@@ -250,21 +257,17 @@ def test_translated_settings_of_the_algorithm_are_in_its_config(estimator):
             "none",
             "only one penalty",
         ),
-        ("trainer.total_epochs=3", "trainer.total_epochs", "partly", "3 × (rows of the data ÷ 1024)"),
         ("trainer.total_epochs=3 trainer.total_training_steps=9", "trainer.total_epochs", "always", "decides"),
-        ("trainer.logger=[console,mlflow]", "trainer.logger", "partly", "no tracker for mlflow"),
-        (f"{R}val_kwargs.temperature=0.6", R + "val_kwargs.temperature", "always", "evaluation is greedy"),
+        ("trainer.logger=[console,clearml]", "trainer.logger", "partly", "no tracker for clearml"),
+        (f"{R}val_kwargs.temperature=0.6", R + "val_kwargs.temperature", "always", "has no effect without"),
         (f"{R}free_cache_engine=True", R + "free_cache_engine", "always", "device_sharing=auto"),
         (f"{R}multi_turn.enable=True", R + "multi_turn.enable", "none", "environment=FILE.py:NAME"),
         (f"{R}multi_turn.tool_config_path=t.yaml", R + "multi_turn.tool_config_path", "none", "typed functions"),
         (f"{R}agent.default_agent_loop=a", R + "agent.default_agent_loop", "none", "environment=FILE.py:NAME"),
-        ("reward_model.enable=True", "reward_model.enable", "partly", "written by algorithm=reward_model"),
         ("reward_model.input_tokenizer=/t", "reward_model.input_tokenizer", "none", "reward=judge or remote"),
         (f"{R}name=hf {R}gpu_memory_utilization=0.6", R + "gpu_memory_utilization", "always", "engine hf"),
-        ("trainer.val_before_train=False", "trainer.val_before_train", "none", "cannot be switched off"),
-        ("reward.reward_manager.name=prime", "reward_model.reward_manager", "always", "num_processes"),
+        ("reward.reward_manager.name=prime", "reward.reward_manager.name", "always", "num_processes"),
         (f"{A}ppo_mini_batch_size=$SIZE", A + "ppo_mini_batch_size", "none", "is not a number"),
-        (f"{A}optim.lr_warmup_steps_ratio=0.1", A + "optim.lr_warmup_steps_ratio", "none", "optimizer.warmup_steps=N"),
         ("actor_rollout_ref.actor.clip_rati=1", A + "clip_rati", "none", f"Did you mean '{A}clip_ratio'?"),
     ],
 )
@@ -273,6 +276,22 @@ def test_a_key_without_a_counterpart_has_a_reason(text, key, how, words):
 
     assert answer.how == how
     assert words in answer.note
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "value"),
+    [
+        ("trainer.total_epochs=3", "trainer.epochs", 3),
+        ("trainer.val_before_train=False", "eval.before_training", False),
+        (f"{R}val_kwargs.top_p=0.7", "eval.top_p", 0.7),
+        (f"{R}val_kwargs.top_k=-1", "eval.top_k", 0),
+        (f"{A}optim.lr_warmup_steps_ratio=0.1", "optimizer.warmup_ratio", 0.1),
+        (f"{R}repetition_penalty=1.1", "sampling.repetition_penalty", 1.1),
+        ("trainer.resume_mode=disable", "run.resume", "never"),
+    ],
+)
+def test_a_key_becomes_a_setting(text, setting, value):
+    assert settings_of(f"{text} {R}name=hf")[setting] == value
 
 
 def test_environments_and_reward_models_have_settings():
@@ -287,9 +306,9 @@ def test_environments_and_reward_models_have_settings():
     assert ([item.name for item in config.reward.items], config.reward.model) == (["model"], "/rm")
 
 
-@pytest.mark.parametrize("table", [ALWAYS, NONE])
-def test_no_note_mentions_a_version(table):
-    assert [note for note in table.values() if "this version" in note] == []
+@pytest.mark.parametrize("name", TABLES)
+def test_no_note_mentions_a_version(name):
+    assert [answer for answer in read_table(name).notes.values() if "this version" in answer.note] == []
 
 
 def test_two_keys_with_different_values_of_one_setting_are_reported():
@@ -416,7 +435,7 @@ def test_a_rollout_correction_is_translated(estimator, text, expected):
 
 
 def test_an_algorithm_that_is_not_installed_is_translated_with_a_remark(monkeypatch):
-    from rlcore_workbench.verl import checked
+    from rlcore_workbench.migration import checked
 
     def resolve(kind, name):
         raise ConfigError(f"no {kind} named '{name}'\nType …")
@@ -443,7 +462,7 @@ def test_values_are_read_as_hydra_reads_them(text, value):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("python -m verl.trainer.main_ppo", "no setting of verl found"),
+        ("python -m verl.trainer.main_ppo", "no launch found: neither a setting of verl"),
         ("data.train_files='a", "cannot be read near line 1"),
     ],
 )
@@ -483,7 +502,7 @@ def test_a_module_other_than_verls_is_reported():
 
 
 def test_a_missing_script_is_refused(tmp_path):
-    with pytest.raises(UserError, match="neither a readable script nor a command"):
+    with pytest.raises(UserError, match="neither a readable file nor a command"):
         main([str(tmp_path / "run.sh")])
 
 
@@ -516,7 +535,7 @@ def test_json_contains_every_key(capsys):
 
 
 def test_defaults_of_verl_are_in_the_tables():
-    assert [key for key in DEFAULTS if key not in {**SAME, **RULES}] == []
+    assert [key for key in TABLE.defaults if key not in {**TABLE.same, **RULES, **TABLE.values}] == []
 
 
 PPO = "python3 -m verl.trainer.main_ppo "
@@ -525,12 +544,6 @@ PPO = "python3 -m verl.trainer.main_ppo "
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "torchrun --nnodes=1 -m verl.trainer.sft_trainer data.train_files=/d",
-            "verl.trainer.sft_trainer.*algorithm=sft",
-        ),
-        ("torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=/d optim.lr=1", "fsdp_sft_trainer.*algorithm=sft"),
-        ("python3 -m verl.trainer.main_generation data.path=/d", "runs verl.trainer.main_generation"),
         ("python3 -m verl.trainer.main_eval data.path=/d", "runs verl.trainer.main_eval"),
         ("python3 -m recipe.prime.main_prime data.train_files=/d", "runs recipe.prime.main_prime"),
         ("python3 my/main.py data.train_files=/d", "runs my/main.py"),
@@ -538,10 +551,8 @@ PPO = "python3 -m verl.trainer.main_ppo "
         ("M=$(f)\npython3 -m $M data.train_files=/d", "runs an unknown module"),
         (f"{PPO} data.train_files=/d\n{PPO} data.train_files=/e", "found 2 different launches, at lines 1, 2"),
         (f"{PPO} data.train_files=/d \\\n  # a comment\n  trainer.nnodes=2", "line 3 begins with trainer.nnodes=2"),
-        (f"{PPO} data.train_files=/d trainer.v1.trainer_mode=separate_async", "asynchronous training"),
         (f"{PPO} data.train_files=/d async_training.partial_rollout=True", "a trainer other than"),
         (f"{PPO} data.train_files=/d distillation.enabled=True", "algorithm=distillation"),
-        (f"{PPO} data.train_files=/d trainer.val_only=True", "rlcore eval"),
         (f"{PPO} algorithm.adv_estimator=no_such", "no algorithm 'no_such'"),
         (f"{PPO} algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=dppo_tv", "no algorithm has the loss 'dppo_tv'"),
         (f"{PPO} {A}strategy=veomni", "no backend 'veomni'"),
@@ -559,12 +570,120 @@ def test_a_launch_that_would_become_something_else_is_refused(text, words):
         translate(read_launch(text))
 
 
-def test_the_line_for_supervised_fine_tuning_composes():
-    with pytest.raises(ConfigError) as refused:
-        read_launch("torchrun -m verl.trainer.sft_trainer data.train_files=/d")
+def test_supervised_fine_tuning_becomes_sft():
+    text = (
+        "torchrun --nnodes=1 -m verl.trainer.sft_trainer data.train_files=/d data.messages_key=messages engine=megatron"
+        " engine.tensor_model_parallel_size=2 optim.lr=1e-5 model.path=/m data.max_length=2048 data.use_dynamic_bsz=True"
+        " data.max_token_len_per_gpu=8192 data.train_batch_size=96 trainer.total_training_steps=100"
+    )
 
-    line = str(refused.value).partition("rlcore train ")[2].partition("   ")[0]
-    assert compose(line.split(), complete=False).config.algorithm.name == "sft"
+    done = translate(read_launch(text))
+
+    assert done.settings == {
+        "data.train": "/d",
+        "data.prompt_column": "messages",
+        "backend": "megatron",
+        "backend.tensor_parallel": 2,
+        "optimizer.lr": 1e-05,
+        "model.path": "/m",
+        "data.max_prompt_tokens": 2048,
+        "sampling.max_response_tokens": 2048,
+        "model.max_tokens_per_device": 8192,
+        "trainer.prompts_per_step": 96,
+        "trainer.steps": 100,
+        "algorithm": "sft",
+        "optimizer.weight_decay": 0.01,
+        "pools.main.nodes": 1,
+        "pools.main.devices_per_node": 1,
+        "checkpoint.every_steps": 0,
+        "eval.every_steps": 0,
+        "model.precision": "bfloat16",
+    }
+    assert [line.key for line in done.of("partly", "none")] == ["data.max_length"]
+
+
+def test_generation_becomes_rlcore_rollout(capsys):
+    text = (
+        "python3 -m verl.trainer.main_generation data.path=/d/test.parquet data.n_samples=4 data.output_path=/o/x.parquet"
+        " model.path=$HOME/m rollout.temperature=0.7 rollout.response_length=1024"
+    )
+
+    assert main([text, "--command-only"]) == 0
+
+    words = shlex.split(capsys.readouterr().out.replace("\\\n", ""))
+    assert words[:4] == ["rlcore", "rollout", "${HOME}/m", "/o/x"]
+    assert {"data.train=/d/test.parquet", "sampling.samples_per_prompt=4", "sampling.max_response_tokens=1024"} < {
+        *words
+    }
+    assert not any(word.startswith(("algorithm", "optimizer", "model.path")) for word in words)
+
+
+def test_a_launch_that_only_evaluates_becomes_rlcore_eval():
+    done = translate(read_launch(f"{PPO} data.val_files=/d trainer.val_only=True {M}path=/m"))
+
+    assert done.command == ("rlcore", "eval", "/m")
+    assert done.settings["data.eval"] == "/d"
+
+
+FULLY_ASYNC = "python3 -m verl.experimental.fully_async_policy.fully_async_main"
+
+
+@pytest.mark.parametrize(
+    ("staleness", "partial", "expected", "how"),
+    [
+        (0, True, ("sync", None, None), "set"),
+        (1, True, ("async", 1, True), "set"),
+        (0.5, True, ("async", 1, True), "partly"),
+        (1, False, ("async", 1, False), "set"),
+        (3, True, ("async", 3, True), "set"),
+    ],
+)
+def test_fully_asynchronous_training_becomes_a_schedule(staleness, partial, expected, how):
+    prefix = "async_training."
+    text = (
+        f"{FULLY_ASYNC} data.train_files=/d data.train_batch_size=0 {A}ppo_mini_batch_size=16 trainer.nnodes=1"
+        f" trainer.n_gpus_per_node=4 rollout.nnodes=2 rollout.n_gpus_per_node=8 rollout.total_rollout_steps=16000"
+        f" {prefix}staleness_threshold={staleness} {prefix}trigger_parameter_sync_step=4 {prefix}partial_rollout={partial}"
+        f" actor_rollout_ref.hybrid_engine=False {R}name=hf"
+    )
+
+    done = translate(read_launch(text))
+    found = done.settings
+
+    names = ("schedule", "schedule.steps_ahead", "schedule.in_flight_updates")
+    assert tuple(found.get(name) for name in names) == expected
+    assert (found["trainer.prompts_per_step"], found["algorithm.minibatches"], found["trainer.steps"]) == (64, 4, 250)
+    assert (found["placement"], found["pools.actor.devices_per_node"], found["pools.rollout.nodes"]) == ("split", 4, 2)
+    assert next(line for line in done.lines if line.key == prefix + "staleness_threshold").answer.how == how
+    compose(shlex.split(command(found).replace("\\\n", ""))[2:], complete=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "python3 -m verl.experimental.one_step_off_policy.main_ppo data.train_files=/d",
+            {"schedule": "pipelined", "placement": "split", "pools.rollout.devices_per_node": 8},
+        ),
+        (
+            "data.train_batch_size=64 trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=2"
+            " trainer.v1.separate_async.num_warmup_batches=4 trainer.v1.sampler.max_off_policy_threshold=8",
+            {"schedule": "async", "placement": "split", "trainer.prompts_per_step": 128, "schedule.steps_ahead": 2},
+        ),
+        (
+            "data.train_batch_size=64 trainer.v1.trainer_mode=colocate_async trainer.v1.colocate_async.num_warmup_batches=1",
+            {"schedule": "async", "trainer.prompts_per_step": 64, "schedule.steps_ahead": 1, "pools.main.nodes": 1},
+        ),
+    ],
+)
+def test_other_asynchronous_trainers_become_schedules(text, expected):
+    assert expected.items() <= settings_of(text).items()
+
+
+def test_a_renamed_key_is_reported_as_it_was_typed():
+    done = translate(read_launch("torchrun -m verl.trainer.sft_trainer data.train_files=/d optim.lr=1 optim.made_up=2"))
+
+    assert [line.key for line in done.lines if line.given] == ["data.train_files", "optim.lr", "optim.made_up"]
 
 
 @pytest.mark.parametrize(
@@ -675,7 +794,7 @@ def test_settings_of_an_unknown_engine_are_left_out():
         (f"{M}target_modules=all-linear", M + "target_modules", "always", {}),
         (f"{M}target_modules=[q]", M + "target_modules", "none", {}),
         (f"{A}entropy_from_logits_with_chunking=True", A + "entropy_from_logits_with_chunking", "always", {}),
-        ("reward.reward_kwargs.max_resp_len=512", "reward_model.max_resp_len", "always", {}),
+        ("reward.reward_kwargs.max_resp_len=512", "reward.reward_kwargs.max_resp_len", "always", {}),
         (
             "ray_kwargs.ray_init.runtime_env.py_executable=x",
             "ray_kwargs.ray_init.runtime_env.py_executable",

@@ -10,21 +10,25 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rlcore_workbench.check import KINDS as CHECKED
 from rlcore_workbench.new_plugin import KINDS, bounds, main, module_name, write
 
 import rlcore as core
 from rlcore.errors import UserError
+from rlcore.registry import KINDS as ALL_KINDS
 from rlcore.testing.waiting import HANG_S
 
-FILES = {".gitignore", "README.md", "pyproject.toml", "tests/test_contract.py"}
+FILES = {".gitignore", "README.md", "pyproject.toml"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_five_files_are_written_without_placeholders(tmp_path, kind):
+def test_a_few_files_are_written_without_placeholders(tmp_path, kind):
     folder = write(f"my-{kind}", kind, tmp_path)
 
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert set(files) == FILES | {f"src/my_{kind}/__init__.py"}
+    test = "contract" if kind in CHECKED else kind
+    presets = {"src/my_config/conf/preset/my_config.yaml"} if kind == "config" else set()
+    assert set(files) == FILES | {f"src/my_{kind}/__init__.py", f"tests/test_{test}.py"} | presets
     assert [name for name, text in files.items() if "$" in text] == []
     for name, text in files.items():
         if name.endswith(".py"):
@@ -73,6 +77,10 @@ def test_a_name_that_cannot_be_used_is_refused_and_nothing_is_written(tmp_path, 
         main(arguments)
 
     assert sorted(str(path) for path in Path().rglob("*")) == ["there", "there/file"]
+
+
+def test_every_kind_of_plugin_has_a_template():
+    assert sorted(KINDS) == sorted(ALL_KINDS)
 
 
 def test_the_next_commands_are_printed(tmp_path, capsys):
@@ -130,9 +138,10 @@ def test_every_kind_is_listed_as_ok(home):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHECKED)
 def test_every_kind_passes_the_check(home, kind):
-    out = run(python_of(home), "-m", "rlcore", "check", kind, f"my_{kind}", cwd=home)
+    data = ["--data", "100"] if kind == "dataset" else []
+    out = run(python_of(home), "-m", "rlcore", "check", kind, f"my_{kind}", *data, cwd=home)
 
     first, *_, last = out.splitlines()
     passed, _, total, *_ = last.split()
@@ -152,10 +161,10 @@ def test_every_kind_passes_its_own_tests(home, kind):
 @pytest.mark.parametrize(
     "chosen",
     [
-        ["reward=my_reward", "algorithm=my_algorithm"],
+        ["reward=my_reward", "algorithm=my_algorithm", "transfer=my_transfer"],
         ["rollout=my_rollout", "backend=my_backend", "trackers=[jsonl,my_tracker]", "plugins.hooks=[my_hooks]"],
     ],
-    ids=["reward and algorithm", "engine, backend, tracker and hooks"],
+    ids=["reward, algorithm and transfer", "engine, backend, tracker and hooks"],
 )
 def test_a_run_of_two_steps_uses_them(home, tmp_path, chosen):
     small = ["trainer.steps=2", "trainer.prompts_per_step=8", "eval.max_prompts=8", "runtime=local"]
@@ -169,6 +178,8 @@ def test_a_run_of_two_steps_uses_them(home, tmp_path, chosen):
     if "reward=my_reward" in chosen:
         assert "1 × my_reward" in out
         assert "my_algorithm (my-algorithm 0.1.0)" in out
+        best = run(python_of(home), "-m", "rlcore", "my_command", tmp_path / "r", "reward/mean")
+        assert best.startswith("reward/mean is highest after step ")
     else:
         assert "my_rollout (my-rollout 0.1.0)" in out
         assert lines[-1]["my_hooks/longest_response"] >= 1

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from rlcore_workbench.verl.shell import read_commands
+from rlcore_workbench.migration.shell import read_commands
 
 from rlcore.errors import ConfigError
 

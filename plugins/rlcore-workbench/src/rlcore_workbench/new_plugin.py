@@ -1,4 +1,4 @@
-"""`rlcore new-plugin`: write a package of five files with a working plugin as a starting point.
+"""`rlcore new-plugin`: write a package of a few files with a working plugin as a starting point.
 
 The files come from `templates/`, with names and version bounds filled in. Nothing is imported or installed.
 """
@@ -18,6 +18,7 @@ import rlcore
 from rlcore.cli import make_parser
 from rlcore.errors import ConfigError, did_you_mean
 from rlcore.registry import catalog
+from rlcore_workbench.check import KINDS as CHECKED
 
 _EXAMPLES = """\
 examples:
@@ -36,6 +37,11 @@ KINDS = {
     "tracker": ("A tracker", _TRAIN + "trackers='[console,jsonl,$name]'"),
     "environment": ("An environment", "rlcore train environment=$name model.path=DIR data.train=prompts.jsonl"),
     "hooks": ("Hooks", _TRAIN + "plugins.hooks='[$name]'"),
+    "dataset": ("A dataset", "rlcore train model.path=DIR data.dataset=$name data.train=1000 reward=exact_match"),
+    "worker": ("A kind of worker", '# in the roles() of your algorithm: RoleSpec(name="counts", worker="$name")'),
+    "transfer": ("A weight transfer", _TRAIN + "transfer=$name"),
+    "command": ("A command", "rlcore $name outputs/RUN"),
+    "config": ("A preset", "rlcore train preset=$name model.path=DIR data.train=train.jsonl reward=exact_match"),
 }
 """Kind -> what it is, and a command that uses it, with $name for its name."""
 
@@ -56,7 +62,9 @@ def main(argv: Sequence[str]) -> int:
     use = Template(KINDS[options.kind][1]).substitute(name=name)
     print(f"{folder}: a working {options.kind}. Next:\n")
     print(f"    pip install -e {folder}\n    rlcore list-plugins --kind {options.kind}")
-    print(f"    rlcore check {options.kind} {name}\n    {use}")
+    if check := _check(options.kind, name):
+        print(f"    {check}")
+    print(f"    {use}")
     return 0
 
 
@@ -76,15 +84,25 @@ def write(package: str, kind: str, directory: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists and is not overwritten\nType another name, or  --dir DIR")
     values = _values(package, name, kind)
-    for path, template in {
+    test = "test_contract" if kind in CHECKED else f"test_{kind}"
+    templates = {
         "pyproject.toml": "pyproject.toml",
         "README.md": "README.md",
         ".gitignore": "gitignore",
         f"src/{name}/__init__.py": f"{kind}.py",
-        "tests/test_contract.py": f"test_{kind}.py",
-    }.items():
+        f"tests/{test}.py": f"test_{kind}.py",
+    }
+    if kind == "config":
+        templates[f"src/{name}/conf/preset/{name}.yaml"] = "preset.yaml"
+    for path, template in templates.items():
         _write_file(folder / path, render(template, values))
     return folder
+
+
+def _check(kind: str, name: str) -> str:
+    """Return the command that runs the contract tests; "" for a kind without."""
+    data = " --data 100" if kind == "dataset" else ""
+    return f"rlcore check {kind} {name}{data}" if kind in CHECKED else ""
 
 
 def render(template: str, values: dict[str, str]) -> str:
@@ -107,14 +125,20 @@ def bounds(version: str) -> str:
 def _values(package: str, name: str, kind: str) -> dict[str, str]:
     what, use = KINDS[kind]
     class_name = "".join(part.capitalize() for part in name.split("_"))
+    # A reward and a command are functions, and presets belong to a module.
+    attribute = {"reward": name, "command": "main", "config": ""}.get(kind, class_name)
+    check = _check(kind, name)
     return {
         "package": package,
         "name": name,
         "module": name,
         "class_name": class_name,
-        "attribute": name if kind == "reward" else class_name,  # a reward is a function
+        "attribute": attribute,
+        "target": f"{name}:{attribute}" if attribute else name,
         "kind": kind,
         "summary": f"{what} for rlcore",
+        "check": f"{check}        # contract tests; needs rlcore-workbench\n" if check else "",
+        "package_data": f'\n[tool.setuptools.package-data]\n{name} = ["conf/**/*.yaml"]\n' if kind == "config" else "",
         "use": Template(use).substitute(name=name),
         "needs": ', "rlcore-environments"' if kind == "environment" else "",
         "test_needs": ', "rlcore-workbench"' if kind == "hooks" else "",

@@ -63,9 +63,11 @@ def _tokenizer(config: Config) -> str:
 def _data(config: Config) -> str:
     from rlcore.models.load import load_tokenizer
     from rlcore.registry import resolve
-    from rlcore.trainer.prompts import load_prompts
+    from rlcore.trainer.prompts import load_prompts, named
 
-    files = [_given(config.data.train, "data.train"), *filter(None, [config.data.eval])]
+    if isinstance(config.data.train, str):
+        _given(config.data.train, "data.train")
+    files = [*named(config.data.train).values(), *named(config.data.eval).values()]
     for file in files:
         resolve("dataset", config.data.dataset).object(file, config.data)
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlcore_workbench.verl.answer import ACTOR, ROLLOUT, Answer, Rule, only, to
-from rlcore_workbench.verl.command import Launch
+from rlcore_workbench.migration.answer import Answer, Rule, to
+from rlcore_workbench.migration.launch import Launch
+from rlcore_workbench.verl.names import ACTOR, ROLLOUT
 
 REF = "actor_rollout_ref.ref."
 _STRATEGIES = {"dp": "fsdp", "fsdp2": "fsdp"}
@@ -86,12 +87,6 @@ def _sequence_parallel(launch: Launch, value: Any) -> Answer:
     return to(backend__sequence_parallel=value)
 
 
-def _recompute(launch: Launch, value: Any) -> Answer:
-    if value is None:
-        return Answer("always", note="off")
-    return to(backend__recompute=value, model__gradient_checkpointing=True)
-
-
 def _replicate(launch: Launch, value: Any) -> Answer:
     devices = launch.get("trainer.nnodes", 1) * launch.get("trainer.n_gpus_per_node", 8)
     if value <= 0 or value >= devices:
@@ -117,20 +112,10 @@ def _offload_reference(launch: Launch, value: Any) -> Answer:
     )
 
 
-def _whole_experts(launch: Launch, value: Any) -> Answer:
-    if value in (None, 1):
-        return Answer("always", note="each expert is on one device; expert_parallel distributes them")
-    return Answer("none", note="tensor parallelism does not split experts; backend.expert_parallel distributes them")
-
-
 _OF_MEGATRON: dict[str, Rule] = {
     **{name: _size(setting) for name, setting in _SIZES.items()},
-    "expert_tensor_parallel_size": _whole_experts,
     "sequence_parallel": _sequence_parallel,
     "use_distributed_optimizer": _size("distributed_optimizer"),
-    "override_transformer_config.recompute_granularity": _recompute,
-    "override_transformer_config.recompute_method": only("uniform", "all layers", "all layers are recomputed"),
-    "override_transformer_config.recompute_num_layers": only(1, "one by one", "layers are recomputed one by one"),
 }
 _OF_FSDP: dict[str, Rule] = {
     "ulysses_sequence_parallel_size": _size("context_parallel"),
@@ -151,7 +136,6 @@ RULES: dict[str, Rule] = {
         for role in (REF, "critic.")
         for name in _SIZES
     },
-    **{f"{role}megatron.expert_tensor_parallel_size": _of("megatron", _whole_experts) for role in (REF, "critic.")},
     REF + "fsdp_config.ulysses_sequence_parallel_size": _of("fsdp", _as_actor(_ULYSSES, 1)),
     REF + "ulysses_sequence_parallel_size": _of("fsdp", _as_actor(_ULYSSES, 1)),
     "critic.ulysses_sequence_parallel_size": _of("fsdp", _as_actor(_ULYSSES, 1)),

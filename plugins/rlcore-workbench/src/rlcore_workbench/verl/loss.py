@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlcore_workbench.verl.answer import ACTOR, BATCH, ESTIMATOR, MINI, Answer, Rule, available, only, to
-from rlcore_workbench.verl.command import Launch
+from rlcore_workbench.migration.answer import Answer, Rule, available, to
+from rlcore_workbench.migration.launch import Launch
+from rlcore_workbench.verl.names import ACTOR, ESTIMATOR
 
 LOSS = ACTOR + "policy_loss.loss_mode"
 GROUPS, OVERLONG = "algorithm.filter_groups.", "reward_model.overlong_buffer."
@@ -44,6 +45,8 @@ def loss_of(launch: Launch) -> str:
 
 def chosen(launch: Launch) -> tuple[str, str]:
     """Return the algorithm and its setting `estimator`; empty means the algorithm's default."""
+    if launch.trainer == "sft":
+        return "sft", ""
     asked, loss = str(launch.get(ESTIMATOR, "gae")), loss_of(launch)
     if asked == "gae":
         return ("dual_clip_ppo" if corrected(launch) else "ppo"), ""
@@ -89,14 +92,14 @@ def _loss(launch: Launch, value: Any) -> Answer:
     return to(algorithm=chosen(launch)[0])
 
 
-def _of_loss(setting: str, *losses: str) -> Rule:
-    """Return a rule for a setting of `losses`, or of all losses except those that ignore it."""
+def _of_loss(setting: str) -> Rule:
+    """Return a rule for a setting of all losses except those that ignore it."""
 
     def rule(launch: Launch, value: Any) -> Answer:
         loss = loss_of(launch)
         if value is None:
             return Answer("always", note="null: the default")
-        if (losses and loss not in losses) or loss in _IGNORED.get(setting, ()):
+        if loss in _IGNORED.get(setting, ()):
             return Answer("always", note=f"has no effect with {LOSS}={loss}")
         return Answer("set", ((f"algorithm.{setting}", _number(value)),))
 
@@ -106,18 +109,6 @@ def _of_loss(setting: str, *losses: str) -> Rule:
 def _number(value: Any) -> Any:
     """Convert to float; a shell variable, such as $CLIP, stays as it is."""
     return value if isinstance(value, str) and "$" in value else float(value)
-
-
-def _mini_batch(launch: Launch, value: Any) -> Answer:
-    batch = launch.get(BATCH, 1024)
-    count = max(1, round(batch / value))
-    if batch % value:
-        return Answer(
-            "partly",
-            (("algorithm.minibatches", count),),
-            f"mini-batches have equal size here, and {batch} prompts cannot be divided into parts of {value}",
-        )
-    return Answer("set", (("algorithm.minibatches", count),), f"{batch} prompts per step, {value} per mini-batch")
 
 
 def _clip(launch: Launch, value: Any) -> Answer:
@@ -148,39 +139,6 @@ def _kl_reward(launch: Launch, value: Any) -> Answer:
 def _kl(where: str, coefficient: float, estimator: str) -> tuple[tuple[str, Any], ...]:
     values = {"coefficient": coefficient, "where": where, "estimator": estimator}
     return tuple((f"algorithm.kl.{name}", value) for name, value in values.items())
-
-
-def _kl_part(switch: str) -> Rule:
-    """Return a rule for a key that is part of a switch and translated with it."""
-
-    def rule(launch: Launch, value: Any) -> Answer:
-        if not launch.get(switch):
-            return Answer("always", note=f"has no effect without {switch}=True")
-        if isinstance(value, str) and value not in KL_TYPES:
-            return Answer("none", note=f"the estimators are {', '.join(sorted(set(KL_TYPES.values())))}; k3 is used")
-        return Answer("set", note=f"part of {switch}")
-
-    return rule
-
-
-def _kl_control(name: str) -> Rule:
-    def rule(launch: Launch, value: Any) -> Answer:
-        if not launch.get("algorithm.use_kl_in_reward"):
-            return Answer("always", note="has no effect without algorithm.use_kl_in_reward=True")
-        return Answer("set", ((f"algorithm.kl.{name}", value if isinstance(value, str) else float(value)),))
-
-    return rule
-
-
-def _of_gae(name: str) -> Rule:
-    """Return a rule for a setting of GAE."""
-
-    def rule(launch: Launch, value: Any) -> Answer:
-        if launch.get(ESTIMATOR, "gae") == "gae":
-            return Answer("set", ((f"algorithm.{name}", float(value)),))
-        return Answer("always", note=f"has no effect with {ESTIMATOR}={launch.get(ESTIMATOR)}")
-
-    return rule
 
 
 def _gamma(launch: Launch, value: Any) -> Answer:
@@ -217,16 +175,6 @@ def _groups(launch: Launch, value: Any) -> Answer:
         return Answer("none", note=f"refilling needs advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
     rounds = launch.get(GROUPS + "max_num_gen_batches", 10) or 10
     return to("missing prompts are sampled again", algorithm__refill__rounds=rounds)
-
-
-def _of_groups(launch: Launch, value: Any) -> Answer:
-    if not launch.get(GROUPS + "enable"):
-        return Answer("always", note=f"has no effect without {GROUPS}enable=True")
-    if isinstance(value, int):
-        return Answer("set", note="algorithm.refill.rounds")
-    if value in ("score", "seq_reward", "seq_final_reward", "acc"):
-        return Answer("always", note="groups are compared by their reward")
-    return Answer("none", note="groups are compared by their reward")
 
 
 def _overlong(name: str) -> Rule:
@@ -275,57 +223,24 @@ def _rejection(launch: Launch, value: Any) -> Answer:
     )
 
 
-def _part_of(switch: str) -> Rule:
-    def rule(launch: Launch, value: Any) -> Answer:
-        if not launch.get(CORRECTION + switch):
-            return Answer("always", note=f"has no effect without {switch}")
-        return Answer("set", note=f"part of {switch}")
-
-    return rule
-
-
 RULES: dict[str, Rule] = {
     ESTIMATOR: _algorithm,
     LOSS: _loss,
-    MINI: _mini_batch,
     ACTOR + "clip_ratio": _clip,
     ACTOR + "clip_ratio_low": _of_loss("clip_low"),
     ACTOR + "clip_ratio_high": _of_loss("clip_high"),
     ACTOR + "clip_ratio_c": _of_loss("dual_clip"),
-    ACTOR + "tau_pos": _of_loss("tau_positive", "sapo"),
-    ACTOR + "tau_neg": _of_loss("tau_negative", "sapo"),
-    ACTOR + "policy_loss.clip_cov_ratio": _of_loss("share", "clip_cov"),
-    ACTOR + "policy_loss.clip_cov_lb": _of_loss("cov_low", "clip_cov"),
-    ACTOR + "policy_loss.clip_cov_ub": _of_loss("cov_high", "clip_cov"),
-    ACTOR + "policy_loss.kl_cov_ratio": _of_loss("share", "kl_cov"),
-    ACTOR + "policy_loss.ppo_kl_coef": _of_loss("penalty", "kl_cov"),
     ACTOR + "use_kl_loss": _kl_loss,
-    ACTOR + "kl_loss_coef": _kl_part(ACTOR + "use_kl_loss"),
-    ACTOR + "kl_loss_type": _kl_part(ACTOR + "use_kl_loss"),
     "algorithm.use_kl_in_reward": _kl_reward,
-    "algorithm.kl_ctrl.kl_coef": _kl_part("algorithm.use_kl_in_reward"),
-    "algorithm.kl_penalty": _kl_part("algorithm.use_kl_in_reward"),
-    "algorithm.kl_ctrl.type": _kl_control("controller"),
-    "algorithm.kl_ctrl.target_kl": _kl_control("target"),
-    "algorithm.kl_ctrl.horizon": _kl_control("horizon"),
     "algorithm.gamma": _gamma,
-    "algorithm.lam": _of_gae("lam"),
-    "critic.cliprange_value": _of_gae("clip_value"),
     "algorithm.norm_adv_by_std_in_grpo": _by_std,
     ACTOR + "loss_agg_mode": _average,
     GROUPS + "enable": _groups,
-    GROUPS + "metric": _of_groups,
-    GROUPS + "max_num_gen_batches": _of_groups,
     OVERLONG + "enable": _overlong("enable"),
     OVERLONG + "len": _overlong("len"),
     OVERLONG + "penalty_factor": _overlong("penalty_factor"),
     OVERLONG + "log": _overlong(""),
     CORRECTION + "rollout_is": _weights,
-    CORRECTION + "rollout_is_threshold": _part_of("rollout_is"),
     CORRECTION + "rollout_rs": _rejection,
-    CORRECTION + "rollout_rs_threshold": _part_of("rollout_rs"),
-    CORRECTION + "rollout_is_batch_normalize": only(False, "off", "weights are not normalized over the batch"),
-    CORRECTION + "bypass_mode": only(False, "off", "the trainer computes the old log-probs"),
-    CORRECTION + "loss_type": _part_of("bypass_mode"),
 }
 """Key -> rule."""

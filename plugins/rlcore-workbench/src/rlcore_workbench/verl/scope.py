@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcore.errors import ConfigError
-from rlcore_workbench.verl.answer import ESTIMATOR, Line, available
-from rlcore_workbench.verl.command import OTHER_ROOTS, TRAINER, Launch, Unreadable
+from rlcore_workbench.migration.answer import Line, available
+from rlcore_workbench.migration.launch import Launch, Unreadable
+from rlcore_workbench.verl.command import TRAINER
 from rlcore_workbench.verl.devices import backend_of
 from rlcore_workbench.verl.loss import LOSS, chosen
+from rlcore_workbench.verl.names import ESTIMATOR
 
+_OTHER_ROOTS = ("async_training", "engine", "model", "optim", "rollout")
+"""Roots of keys that main_ppo does not have."""
 _KINDS = "  rlcore list-plugins --all"
 
 
@@ -30,25 +34,16 @@ def check_scope(launch: Launch) -> None:
 
 
 def _check_trainer(launch: Launch) -> None:
-    if foreign := [key for key in launch.texts if key.partition(".")[0] in OTHER_ROOTS]:
+    foreign = [key for key in launch.texts if key.partition(".")[0] in _OTHER_ROOTS]
+    if foreign and launch.trainer == "ppo":
         raise ConfigError(
             f"{foreign[0]} is a setting of a trainer other than {TRAINER}\n"
-            f"Leave out  {', '.join(foreign)}  if the launch is one of {TRAINER}."
-        )
-    mode = launch.get("trainer.v1.trainer_mode", "sync")
-    if mode != "sync":
-        raise ConfigError(
-            f"trainer.v1.trainer_mode={mode}: asynchronous training is not translated\n"
-            "For the same algorithm with synchronous steps, type  trainer.v1.trainer_mode=sync"
+            f"Leave out  {', '.join(foreign)}  if the launch is one of {TRAINER}; otherwise type its module, too."
         )
     if launch.get("distillation.enabled"):
         raise ConfigError(
             "distillation.enabled=True: on-policy distillation is not translated\n"
             "In rlcore it is an algorithm:  rlcore config algorithm=distillation"
-        )
-    if launch.get("trainer.val_only"):
-        raise ConfigError(
-            "trainer.val_only=True: the launch evaluates and does not train\nType  rlcore eval DIR key=value"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rlcore.config.build import build_plugin, flatten, type_of
 from rlcore.config.compose import PLUGIN_SECTIONS, compose
@@ -50,17 +50,25 @@ class Checked:
 
     def offer_all(self, parts: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the reason for each refused part. A part may depend on a later one."""
-        if not self.offer({name: value for part in parts for name, value in part.items()}):
-            return [""] * len(parts)
         reasons, left = [""] * len(parts), list(range(len(parts)))
         while left:
-            for i in left:
-                reasons[i] = self.offer(parts[i])
+            self._divide(parts, left, reasons)
             refused = [i for i in left if reasons[i]]
             if refused == left:
                 break
             left = refused
         return reasons
+
+    def _divide(self, parts: Sequence[Mapping[str, Any]], chosen: Sequence[int], reasons: list[str]) -> None:
+        """Set the reasons of the chosen parts; they are offered together, or in halves if they are refused."""
+        reason = self.offer({name: value for i in chosen for name, value in parts[i].items()})
+        if not reason or len(chosen) == 1:
+            for i in chosen:
+                reasons[i] = reason
+            return
+        middle = len(chosen) // 2
+        self._divide(parts, chosen[:middle], reasons)
+        self._divide(parts, chosen[middle:], reasons)
 
     def _build(self, settings: Mapping[str, Any]) -> None:
         words = []
@@ -94,7 +102,7 @@ def written(value: Any) -> str:
 def _check_variables(name: str, value: Any) -> None:
     """Refuse a shell variable where the setting is not text."""
     unset = _VARIABLE.findall(str(value))
-    if unset and name not in _ITEMS and type_of(Config, name) is not str:
+    if unset and name not in _ITEMS and str not in (type_of(Config, name), *get_args(type_of(Config, name))):
         raise UserError(f"the script does not set {', '.join(unset)}, and {name} needs a value")
 
 

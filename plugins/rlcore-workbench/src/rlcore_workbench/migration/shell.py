@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rlcore_workbench.verl.arithmetic import arithmetic
-from rlcore_workbench.verl.syntax import (
+from rlcore_workbench.migration.arithmetic import arithmetic
+from rlcore_workbench.migration.syntax import (
     EXPANSIONS,
     QUOTED,
     array_use,
@@ -24,7 +24,7 @@ from rlcore_workbench.verl.syntax import (
     source_of,
     unquoted,
 )
-from rlcore_workbench.verl.words import Value, Word, agreed, appended, matches
+from rlcore_workbench.migration.words import Value, Word, agreed, appended, literal, matches
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -286,10 +286,9 @@ class _Reader:
         text, unreadable = "", ""
         for part in [*parts, None]:
             upto = part.start_byte + blanks_before(part) - node.start_byte if part else stop
-            literal = source[position:upto].decode().replace("\\\n", "")
-            if "$" in literal:
-                unreadable = unreadable or "it holds a literal dollar sign"
-            text += re.sub(unescape, r"\1", literal)
+            between = source[position:upto].decode().replace("\\\n", "")
+            unreadable = unreadable or literal(between)
+            text += re.sub(unescape, r"\1", between)
             if part:
                 word = self.text_of(part)
                 text, unreadable = text + word.text, unreadable or word.unreadable
@@ -362,4 +361,4 @@ class _Reader:
 
 
 def _literal(text: str, node: Node) -> Word:
-    return Word(source_of(node), "it holds a literal dollar sign") if "$" in text else Word(text)
+    return Word(source_of(node), reason) if (reason := literal(text)) else Word(text)

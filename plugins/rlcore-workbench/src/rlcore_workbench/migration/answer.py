@@ -1,18 +1,22 @@
-"""Answer for one key, its line in the translation, and names that several rules use."""
+"""Answer for one key of a launch, and its line in the translation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
-from rlcore_workbench.verl.command import Launch
+from rlcore_workbench.migration.launch import Launch
 
 How = Literal["set", "always", "partly", "none"]
 """set: there is an equivalent setting; always: no setting is needed; partly: a setting covers a part; none."""
-ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-BATCH, MINI, MICRO = "data.train_batch_size", ACTOR + "ppo_mini_batch_size", ACTOR + "ppo_micro_batch_size_per_gpu"
-ESTIMATOR = "algorithm.adv_estimator"
+HOWS: tuple[How, ...] = get_args(How)
+
+
+PROJECTS = {"wandb": "project", "swanlab": "project", "trackio": "project", "mlflow": "experiment"}
+"""Tracker -> its setting for the project."""
+TRACKERS = {"console": "console", "file": "jsonl", "tensorboard": "tensorboard", **{name: name for name in PROJECTS}}
+"""Logger of another trainer -> tracker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Line:
     value: str
     answer: Answer
     given: bool = True
-    """False for a default of verl that differs from rlcore's."""
+    """False for a default of the trainer that differs from rlcore's."""
 
 
 Rule: TypeAlias = Callable[[Launch, Any], Answer]
@@ -56,3 +60,17 @@ def available(kind: str) -> set[str]:
 def only(wanted: Any, why: str, otherwise: str) -> Rule:
     """Return a rule for a key where one value needs no setting and others have no counterpart."""
     return lambda launch, value: Answer("always", note=why) if value == wanted else Answer("none", note=otherwise)
+
+
+def directory(launch: Launch, value: Any) -> Answer:
+    """Translate the directory of a run: its last part is the name."""
+    head, _, last = str(value).rstrip("/").rpartition("/")
+    return to("runs are written to run.directory/run.name", run__directory=head or ".", run__name=last)
+
+
+def tracker_list(names: Sequence[str], project: Any) -> str:
+    """Return the value of the setting `trackers`; the project belongs to the trackers that have one."""
+    items = [
+        f"{{name: {name}, {PROJECTS[name]}: {project}}}" if name in PROJECTS and project else name for name in names
+    ]
+    return f"[{','.join(items)}]"

@@ -21,6 +21,11 @@ Value: TypeAlias = Word | tuple[Word, ...]
 """Value of a variable or an array."""
 
 
+def literal(text: str) -> str:
+    """Return why a text cannot be a setting: its dollar signs would be variables in the printed command."""
+    return "it holds a literal dollar sign" if "$" in text else ""
+
+
 def matches(word: Word, patterns: Sequence[str]) -> bool | None:
     """Return whether a known value equals one of the patterns; None if an earlier pattern has wildcards."""
     if word.unreadable or "$" in word.text:
