@@ -10,13 +10,14 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints
 
-from rlcore import errors, surface
+from rlcore import dispatch, errors, surface
 from rlcore.config.build import to_plain
 from rlcore.config.schema import Choice, Config
 from rlcore.data.columns import STANDARD_COLUMNS
@@ -44,6 +45,9 @@ def reference() -> str:
         f"Kinds of plugins, each with the entry-point group `rlcore.KIND`: {', '.join(KINDS)}.",
         "## Protocols",
         *protocols(),
+        "## Data types",
+        "What protocols take and return, and the base class of workers, without the bodies of their methods.",
+        *data_types(),
         "## Optional members",
         clean(optional.__doc__).split("\n\n", 1)[-1],
         *optional_members(),
@@ -58,7 +62,8 @@ def reference() -> str:
         "`token`: one value per token; `row`: one per sample; `object`: Python objects, one per sample.",
         table(("column", "level", "type", "meaning", "written by"), columns()),
         "## Settings",
-        "Set them with `rlcore train SETTING=VALUE`. `rlcore config` prints all settings with the origin of each value.",
+        "Set them with `rlcore train SETTING=VALUE`. `rlcore config` prints all settings with the origin of each value."
+        " [Metrics](metrics.md) have a page of their own.",
         table(("setting", "default", "meaning"), settings()),
         "## Errors",
         "Indented classes are subclasses of the class above. A `UserError` ends a command with exit code 2, all others with 1.",
@@ -120,6 +125,40 @@ def sources(*classes: Any) -> str:
     """Return the source of the Protocols among these objects."""
     own = [it for it in classes if inspect.isclass(it) and Protocol in it.__bases__ and it is not Protocol]
     return "\n\n\n".join(inspect.getsource(it).rstrip() for it in own)
+
+
+def data_types() -> Iterator[str]:
+    """Yield the outline of each stable class that is not a Protocol, contract or error, and of `dispatch`."""
+    modules = [name for name in surface.STABLE if name not in ("rlcore.errors", "rlcore.testing")]
+    named = [
+        getattr(importlib.import_module(module), name) for module in modules for name in surface.STABLE[module].split()
+    ]
+    for found in dict.fromkeys(it for it in named if inspect.isclass(it) and Protocol not in it.__bases__):
+        if found.__module__.startswith("rlcore."):
+            yield f"### `{found.__name__}`"
+            yield f"```python\n{outline(found)}\n```"
+    yield f"### `dispatch`\n\n```python\n{outline(dispatch)}\n```"
+
+
+def outline(found: Any) -> str:
+    """Return the source of a class or function without bodies and private members."""
+    source = textwrap.dedent(inspect.getsource(found))
+    lines, left_out = source.splitlines(), set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        documented = ast.get_docstring(node) is not None
+        start = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+        private = node.name.startswith("_") and not node.name.endswith("__")
+        if private or (node.name.startswith("__") and node.name != "__init__" and not documented):
+            left_out |= {*range(start, (node.end_lineno or 0) + 1)}
+        elif documented:
+            left_out |= {*range((node.body[0].end_lineno or 0) + 1, (node.end_lineno or 0) + 1)}
+        else:
+            left_out |= {*range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+            lines[node.body[0].lineno - 2] += " ..."
+    kept = "\n".join(line for number, line in enumerate(lines, 1) if number not in left_out)
+    return re.sub(r"\n{3,}", "\n\n", kept).rstrip()
 
 
 def optional_members() -> Iterator[str]:

@@ -17,7 +17,7 @@ Tier = Literal["stable", "provisional"]
 STABLE: Mapping[str, str] = {
     "rlcore": "Batch Completion LossTerms Mesh Request RewardResult Sample Sampling Step TokenOutputs Worker batched"
     " catalog dispatch hookimpl resolve __version__",
-    "rlcore.types": "Average Counts FinishReason LossFunction LossTerms Mean Mesh Metrics Request Sample Sampling"
+    "rlcore.types": "Average Counts RESHAPING FinishReason LossFunction LossTerms Mean Mesh Metrics Request Sample Sampling"
     " TokenOutputs merge_metrics",
     "rlcore.errors": "CapacityError ColumnError ConfigError DataError DeadlineExceeded InfrastructureError ModelError"
     " RlcoreError RunError SampleError UserError require",
@@ -30,7 +30,7 @@ STABLE: Mapping[str, str] = {
     "rlcore.protocols.dispatch": "Call Dispatch",
     "rlcore.protocols.environment": "Completion Environment Message Step",
     "rlcore.protocols.optional": "ChecksModel Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel"
-    " EstimatesStep Evaluates HasTools LearnsFromTexts NamesRows Saving SavesInBackground ShowsMetrics"
+    " EstimatesStep Evaluates HasTools LearnsFromTexts LearnsTurns NamesRows Saving SavesInBackground ShowsMetrics"
     " ShowsDistributions ShowsPhase SplitsRows FreesDevice TrainsUnits",
     "rlcore.protocols.reward": "Reward RewardResult batched",
     "rlcore.protocols.groups": "ActorGroup CriticGroup GroupMethod ModelGroup Pending ReferenceGroup RewardGroup"
@@ -59,6 +59,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.algorithms.losses": "clipped_policy_loss clipped_value_loss",
     "rlcore.algorithms.ppo": "PPO PPOConfig last_loss_tokens",
     "rlcore.config.schema": "Choice Config DataConfig",
+    "rlcore.data.chat": "template_arguments",
     "rlcore.data.columns": "INTERNAL_COLUMNS",
     "rlcore.data.files": "read_jsonl",
     "rlcore.data.limits": "limited",
@@ -79,7 +80,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.kits.backend.base": "PackedBackend Targets UseOutputs most_over_ranks",
     "rlcore.kits.backend.checkpoint": "SHARDS ShardSaving State read_state",
     "rlcore.kits.backend.grid": "check_devices check_divides need_process_group",
-    "rlcore.kits.backend.optimizer": "make_adamw",
+    "rlcore.kits.backend.optimizer": "make_optimizer",
     "rlcore.kits.backend.head": "Part token_statistics",
     "rlcore.kits.backend.ulysses": "heads_to_tokens join own_places tokens_to_heads",
     "rlcore.kits.backend.update": "WeightUpdate blend",
@@ -135,7 +136,7 @@ PROVISIONAL: Mapping[str, str] = {
     "rlcore.trainer.loop": "train",
     "rlcore.trainer.plan": "make_plan",
     "rlcore.trainer.reward_plan": "reward_specs",
-    "rlcore.trainer.prompts": "load_prompts",
+    "rlcore.trainer.prompts": "load_prompts named",
     "rlcore.trainer.run": "Run",
 }
 """Module -> names."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -77,3 +79,46 @@ def rlcore(
         timeout=HANG_S,
         check=False,
     )
+
+
+def call(*command: object, cwd: Path | None = None, timeout: float = HANG_S) -> str:
+    """Run a command that must succeed and return its output."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+_NOT_PACKAGED = shutil.ignore_patterns(
+    ".*", "__pycache__", "*.egg-info", "build", "outputs", "plugins", "tests", "examples"
+)
+
+
+def build_wheels(folders: Sequence[Path], home: Path) -> list[Path]:
+    """Build wheels of packages from copies, in `home / "wheels"`."""
+    sources = [home / "source" / str(number) for number in range(len(folders))]
+    for folder, source in zip(folders, sources, strict=True):
+        shutil.copytree(folder, source, ignore=_NOT_PACKAGED)
+    call(*PIP, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", home / "wheels", *sources)
+    wheels = sorted((home / "wheels").glob("*.whl"))
+    assert len(wheels) == len(folders)
+    return wheels
+
+
+def make_environment(home: Path) -> Path:
+    """Make an empty virtual environment in `home` and return its Python."""
+    call(sys.executable, "-m", "venv", "--without-pip", home / "venv")
+    return home / "venv" / "bin" / "python"
+
+
+def add_third_party(home: Path) -> None:
+    """Add the installed packages to the virtual environment in `home`, except those of this tree."""
+    third_party = home / "third-party"
+    third_party.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "rlcore" not in entry.name and entry.suffix != ".pth" and entry.name != "__pycache__":
+            (third_party / entry.name).symlink_to(entry)
+    (site,) = home.glob("venv/lib/*/site-packages")
+    (site / "third-party.pth").write_text(f"{third_party}\n")

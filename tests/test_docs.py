@@ -23,7 +23,7 @@ pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench: 
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.glob("writing-*.md")), DOCS / "python.md"]
+PAGES = [*sorted(DOCS.glob("writing-*.md")), DOCS / "python.md", DOCS / "data.md"]
 BLOCK = re.compile(r"(?:<!-- (file|part): (\S+) -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
 
@@ -160,6 +160,8 @@ def test_the_index_of_known_plugins_is_current():
     make = load(DOCS / "make_known.py")
 
     assert make.TARGET.read_text() == make.known(), "type  python docs/make_known.py"
+    settings = make.TARGET.with_name("known_settings.json").read_text()
+    assert settings == make.known_settings(), "type  python docs/make_known.py"
 
 
 def test_the_index_refuses_two_packages_with_one_name(tmp_path):
@@ -176,6 +178,12 @@ def test_the_reference_matches_the_code():
     make = load(DOCS / "make_reference.py")
 
     assert (DOCS / "reference.md").read_text() == make.reference(), "type  python docs/make_reference.py"
+
+
+def test_every_setting_has_a_meaning():
+    make = load(DOCS / "make_reference.py")
+
+    assert [setting for setting, _, meaning in make.settings() if not meaning.split(") ", 1)[-1].strip()] == []
 
 
 def test_the_list_of_contract_tests_and_mutants_matches_the_code():

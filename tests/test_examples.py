@@ -4,9 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from rlcore.testing import RewardContract
 from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import launch
 from rlcore.trainer.loop import train
+from tests.distributions import PIP, add_third_party, build_wheels, call, make_environment
 
 pytest.importorskip("rlcore_workbench", reason="needs plugins/rlcore-workbench: make test-plugins installs it")
 
@@ -151,47 +150,19 @@ def test_grpo_from_scratch_samples_and_scores_responses_to_each_prompt():
 # The example packages, installed from wheels, without access to this source tree.
 
 PACKAGES = (
-    {"core": ROOT}
-    | {name: ROOT / "plugins" / f"rlcore-{name}" for name in ("workbench", "environments")}
-    | {name: EXAMPLES / name for name in ("reward-plugin", "algorithm-plugin", "environment-plugin")}
+    ROOT,
+    *(ROOT / "plugins" / f"rlcore-{name}" for name in ("workbench", "environments")),
+    *(EXAMPLES / name for name in ("reward-plugin", "algorithm-plugin", "environment-plugin")),
 )
-_IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "outputs", "plugins", "tests", "examples")
-
-
-def call(*command, cwd=None, timeout=HANG_S):
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def third_party(folder):
-    """Link to the installed packages, except those of this tree, which must come from wheels."""
-    folder.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "rlcore" not in entry.name and entry.suffix != ".pth" and entry.name != "__pycache__":
-            (folder / entry.name).symlink_to(entry)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """Make a virtual environment with the wheels of all PACKAGES."""
     home = tmp_path_factory.mktemp("home")
-    for name, folder in PACKAGES.items():
-        shutil.copytree(folder, home / "source" / name, ignore=_IGNORED)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-index", "--no-deps"]
-    sources = [home / "source" / name for name in PACKAGES]
-    call(*pip, "wheel", *offline, "--no-build-isolation", "-w", home / "wheels", *sources)
-    call(sys.executable, "-m", "venv", "--without-pip", home / "venv")
-    python = home / "venv" / "bin" / "python"
-    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "third-party.pth").write_text(f"{third_party(home / 'third-party')}\n")
-    wheels = sorted((home / "wheels").glob("*.whl"))
-    assert len(wheels) == len(PACKAGES)
-    call(*pip, "--python", python, "install", *offline, *wheels)
+    wheels = build_wheels(PACKAGES, home)
+    call(*PIP, "--python", make_environment(home), "install", "--no-index", "--no-deps", *wheels)
+    add_third_party(home)
     return home
 
 

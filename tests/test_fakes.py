@@ -14,6 +14,7 @@ import rlcore.testing
 from rlcore.config.build import build
 from rlcore.data.batch import Batch
 from rlcore.errors import InfrastructureError, ModelError, SampleError
+from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
 from rlcore.registry import resolve
@@ -21,6 +22,7 @@ from rlcore.testing import FakeConfig, FakeRoles, FakeRollout
 from rlcore.testing.model import small_model
 from rlcore.testing.waiting import HANG_S
 from rlcore.types import Counts, Request, Sampling
+from tests.workers import Echo
 
 END = 1  # the end token of the small model
 
@@ -149,8 +151,11 @@ def test_rollout_fake_is_found_by_its_name_and_configured_as_any_other():
     assert config == FakeConfig(answers={"5 9": [[7, 2]]}, fault="late", late_s=1.0)
 
 
+ROWS = {"prompt_id": [8, 5, 2], "group_id": [3, 4, 5], "seed": [1, 2, 3]}
+
+
 def test_fake_roles_give_rows_with_the_columns_of_the_real_ones():
-    rows = {"prompt_id": [8, 5], "group_id": [3, 4], "seed": [1, 2]}
+    rows = {name: numbers[:2] for name, numbers in ROWS.items()}
     prompts = Batch.of(lengths=[2, 1], tokens={"input_ids": [5, 6, 7]}, rows=rows)
     roles = FakeRoles(["actor", "critic", "reference"])
 
@@ -182,6 +187,17 @@ def test_fake_roles_offer_only_requested_roles_and_record_training_calls():
     assert (roles.has("actor"), roles.has("critic")) == (True, False)
     with pytest.raises(AttributeError, match="no role 'critic'"):
         _ = roles.critic
+
+
+def test_fake_roles_run_real_workers_that_need_no_model():
+    own = RoleSpec(name="echo", worker="tests.workers:Echo")
+    roles = FakeRoles([RoleSpec(name="actor", worker="policy"), own])
+    samples = roles.score(roles.generate(Batch.of(lengths=[1] * 3, tokens={"input_ids": [5, 6, 7]}, rows=ROWS)))
+
+    seen_by = roles.group("echo", Echo).seen(samples).fetch("seen_by")
+
+    assert seen_by.tolist() == [0] * 6 + [1] * 6  # two workers, each with half of the rows
+    assert roles.actor.log_probs(samples).fetch("log_probs").sum() < 0  # a fake: a policy needs a model
 
 
 def test_every_public_name_is_there_and_no_other():

@@ -96,7 +96,7 @@ def metadata(contents: dict[str, bytes], name: str) -> str:
 def test_the_wheel_holds_the_package_with_its_data_and_no_tests(contents):
     wanted = {
         str(path.relative_to(ROOT))
-        for pattern in ("*.py", "*.yaml", "*.json", "py.typed")
+        for pattern in ("*.py", "*.yaml", "*.json", "*.txt", "py.typed")
         for path in (ROOT / "rlcore").rglob(pattern)
     }
     found = {name for name in contents if ".dist-info/" not in name}

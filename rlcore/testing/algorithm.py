@@ -1,4 +1,4 @@
-"""Contract of an algorithm. Its roles are `FakeRoles`, so no model runs.
+"""Contract of an algorithm. Its roles are `FakeRoles`, so that no model runs.
 
 Shapes: T tokens.
 """
@@ -180,7 +180,8 @@ class AlgorithmContract:
 
     def better(self, experience: Batch) -> Tensor:
         """Return [B] bool: samples that must become more likely than the others, or than before if there are no others."""
-        return experience.fetch("reward") > 0  # type: ignore[no-any-return]
+        reward: Tensor = experience.fetch("reward")
+        return reward > reward.max() / 2
 
     def collected(
         self, algorithm: Algorithm | None = None, *, keep_scored: bool = True
@@ -191,8 +192,8 @@ class AlgorithmContract:
         return algorithm, roles, algorithm.collect(roles, prompts)
 
     def roles_and_prompts(self, algorithm: Algorithm, *, keep_scored: bool = True) -> tuple[FakeRoles, Batch]:
-        """Return fakes of the requested roles, and four prompts."""
-        roles = FakeRoles([role.name for role in algorithm.roles()], keep_scored=keep_scored)
+        """Return the requested roles, without models, and four prompts."""
+        roles = FakeRoles(algorithm.roles(), keep_scored=keep_scored)
         rows = {"prompt_id": [8, 5, 9, 2], "group_id": [0, 1, 2, 3], "seed": [11, 12, 13, 14]}
         prompts = Batch.of(lengths=[3, 1, 4, 2], tokens={"input_ids": list(range(3, 13))}, rows=rows)
         return roles, BatchRef.publish(prompts, roles.store)

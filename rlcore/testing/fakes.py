@@ -15,15 +15,21 @@ import torch
 from torch import Tensor
 
 from rlcore.controller.future import Future
+from rlcore.controller.group import spawn
+from rlcore.controller.make import make_runtime
+from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.controller.ref import BatchRef
 from rlcore.data.batch import Batch
 from rlcore.data.transcript import Transcript, transcripts_batch
 from rlcore.errors import InfrastructureError
 from rlcore.kits.engine.checks import ExpectedWeights, Readiness, read_limits
 from rlcore.models.load import check_directory, load_tokenizer
+from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.registry import resolve
 from rlcore.types import Counts, Mean, Mesh, Metrics, Request, Sample, Sampling
+from rlcore.workers.base import Worker
 
 _HANG_S = 3600.0
 _FURTHER = {"prompt_id": 100, "group_id": 1000, "seed": 10000}
@@ -235,7 +241,8 @@ class _Update:
 class FakeRoles:
     """Roles for `collect` and `update` of an algorithm, only the requested ones.
 
-    Every prompt gets four responses, of 1 to 5 tokens; the first of them scores 1, the others 0.
+    Every prompt gets four responses, of 1 to 5 tokens; the first of them scores 1, the others 0. Roles whose workers need
+    neither a model nor other options are real: two workers in this process.
     """
 
     actor: Any
@@ -246,9 +253,13 @@ class FakeRoles:
     samples_per_prompt = 4
     rewards: Sequence[Any] = ()
 
-    def __init__(self, names: Sequence[str], *, keep_scored: bool = True) -> None:
+    def __init__(self, roles: Sequence[str | RoleSpec], *, keep_scored: bool = True) -> None:
+        """Create the groups; a role given by its name alone is a fake."""
         self.store = FakeStore()
-        self.groups = {name: FakeGroup(name, self.store) for name in (*names, "rollout", "reward")}
+        self.groups: dict[str, Any] = {name: FakeGroup(name, self.store) for name in ("rollout", "reward")}
+        for spec in roles:
+            name = spec if isinstance(spec, str) else spec.name
+            self.groups[name] = self._real(spec) or FakeGroup(name, self.store)
         self.sampling = Sampling(max_response_tokens=5)
         self.generated: Batch | None = None
         """Last result of `generate` or `demonstrations`."""
@@ -259,7 +270,18 @@ class FakeRoles:
         self._keep_scored = keep_scored
         self._num_more = 0
 
-    def __getattr__(self, name: str) -> FakeGroup:
+    def _real(self, spec: str | RoleSpec) -> Any:
+        """Return a group of real workers if nothing but their class is needed to create them, else None."""
+        if isinstance(spec, str):
+            return None
+        worker: type = resolve("worker", spec.worker).object
+        if next((base for base in worker.__mro__ if "options_of" in vars(base)), Worker) is not Worker:
+            return None
+        runtime = make_runtime(RuntimeConfig(name="local"))
+        runtime.start({"main": PoolConfig(devices_per_node=2, device="cpu")}, {})
+        return spawn(worker, runtime, role=spec.name, pool="main")
+
+    def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("groups", {}):
             return self.groups[name]
         raise AttributeError(f"this run has no role '{name}'; its algorithm asked for {', '.join(self.groups)}")
@@ -318,7 +340,9 @@ def _sampled(prompts: Batch, *, samples_per_prompt: int) -> Batch:
 
 def _scored(samples: Batch) -> Batch:
     first = samples["sample_id"] % FakeRoles.samples_per_prompt == 0
-    rows = {"reward": first.float(), "reward_status": torch.zeros(len(samples), dtype=torch.int64)}
+    texts = [f"answer {sample_id}" for sample_id in samples["sample_id"].tolist()]
+    status = torch.zeros(len(samples), dtype=torch.int64)
+    rows = {"reward": first.float(), "reward_status": status, "completion": texts}
     return Batch.of(lengths=samples.lengths, rows=rows)
 
 
