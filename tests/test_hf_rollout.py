@@ -115,15 +115,16 @@ def test_greedy_equals_transformers_generate_on_a_trained_model(name):
 
 
 def test_a_repetition_penalty_changes_its_request_alone_as_in_transformers(shared_engine, plain, prompts):
-    asked = requests_of(prompts, temperature=0.0)
+    length = 80  # so long that the model repeats itself
+    asked = requests_of(prompts, temperature=0.0, max_response_tokens=length)
     penalty = replace(asked[1].sampling, repetition_penalty=1.4)
     asked[1] = replace(asked[1], sampling=penalty)
 
     samples = run(shared_engine, asked)
 
-    penalized = greedy_by_transformers(plain, prompts[1], 20, repetition_penalty=1.4)
-    assert list(samples[1].token_ids) == penalized != greedy_by_transformers(plain, prompts[1], 20)
-    assert list(samples[0].token_ids) == greedy_by_transformers(plain, prompts[0], 20)
+    penalized = greedy_by_transformers(plain, prompts[1], length, repetition_penalty=1.4)
+    assert list(samples[1].token_ids) == penalized != greedy_by_transformers(plain, prompts[1], length)
+    assert list(samples[0].token_ids) == greedy_by_transformers(plain, prompts[0], length)
     expected = log_probs_of(plain, [*prompts[1], *penalized], 1.0)[len(prompts[1]) :]
     assert list(samples[1].log_probs) == pytest.approx(expected.tolist(), abs=1e-4), "log-probs are the model's own"
 

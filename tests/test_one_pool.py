@@ -34,7 +34,7 @@ class Busy(LocalBackend):
 
 
 class Quiet(HFRollout):
-    """Engine that refuses to generate while a model trains in its process."""
+    """Engine that refuses to generate while a model trains in its process, and is slower than calls between processes."""
 
     def __init__(self, config, **options):
         super().__init__(config, **options)
@@ -42,6 +42,7 @@ class Quiet(HFRollout):
 
     def _check(self, *_):
         assert not Busy.trains
+        time.sleep(0.02)
 
 
 class NeverPauses(HFRollout):

@@ -62,15 +62,19 @@ def settings(assets, tmp_path, *more):
     ]
 
 
-def test_the_score_is_the_value_after_the_last_token(assets, reward_model, tmp_path):
-    plan, _ = plan_run(settings(assets, tmp_path, f"reward.model={reward_model}"))
+def scored_samples(words, num_prompts=4):
+    """Return the samples of the first prompts, with their scores; the only reward is that of the reward model."""
+    plan, _ = plan_run(words)
     assert [spec.name for spec in plan.rewards] == ["model"]
     run = launch(plan, Hooks([]))
     try:
-        samples = run.roles.generate(run.source.take(4, Step(number=1)))
-        scored = run.roles.compute_rewards(samples).local()
+        return run.roles.compute_rewards(run.roles.generate(run.source.take(num_prompts, Step(number=1)))).local()
     finally:
         run.close({})
+
+
+def test_the_score_is_the_value_after_the_last_token(assets, reward_model, tmp_path):
+    scored = scored_samples(settings(assets, tmp_path, f"reward.model={reward_model}"))
 
     from safetensors.torch import load_file
 
@@ -126,13 +130,7 @@ def test_a_sequence_classifier_scores_each_conversation_as_it_does_alone(
 ):
     directory = classifier(tmp_path / "rm", architecture, **options)
     more = [f"reward.model={directory}", "reward=model", f"model.max_tokens_per_device={max_tokens}"]
-    plan, _ = plan_run(settings(assets, tmp_path, *more))
-    run = launch(plan, Hooks([]))
-    try:
-        samples = run.roles.generate(run.source.take(4, Step(number=1)))
-        scored = run.roles.compute_rewards(samples).local()
-    finally:
-        run.close({})
+    scored = scored_samples(settings(assets, tmp_path, *more))
 
     model = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -157,12 +155,7 @@ def test_the_classifier_reads_the_system_message(assets, chat_model, tmp_path):
     directory = classifier(tmp_path / "rm", "LlamaForSequenceClassification", chat_template=CHAT)
     more = [f"reward.model={directory}", "reward=model", "data.system=be brief"]
     base = [item for item in settings(assets, tmp_path) if not item.startswith("model.path=")]
-    plan, _ = plan_run([*base, *more, f"model.path={chat_model}"])
-    run = launch(plan, Hooks([]))
-    try:
-        scored = run.roles.compute_rewards(run.roles.generate(run.source.take(2, Step(number=1)))).local()
-    finally:
-        run.close({})
+    scored = scored_samples([*base, *more, f"model.path={chat_model}"], num_prompts=2)
 
     model = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)

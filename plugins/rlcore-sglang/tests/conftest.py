@@ -3,7 +3,6 @@
 Without SGLang's kernels, run tests/plain_cpu/enable.py in this virtual environment first.
 """
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -95,14 +94,3 @@ def shared_engine(small_model):
     )
     yield engine
     engine.close()
-
-
-async def counted(engine, asked):
-    """Return the numbers of tokens that the engine counts, read from another thread until the first sample arrives."""
-    stream = engine.generate(asked)
-    first, found = asyncio.ensure_future(anext(stream)), []
-    while not first.done():
-        found.append(await asyncio.to_thread(lambda: engine.num_tokens))
-    await first
-    await stream.aclose()
-    return found

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import counted
 from rlcore_sglang import SGLangConfig, SGLangRollout
 from rlcore_sglang import weights as weights_module
+from rlcore_tests.counts import counted_tokens
 
 from rlcore.errors import ConfigError, InfrastructureError, ModelError, UserError
 from rlcore.models.load import load_model
@@ -194,7 +194,7 @@ class TestWeightsMeanwhile:
 
 def test_tokens_of_unfinished_responses_are_counted(llama):
     asked = [_long(1, tokens=200)]
-    found = asyncio.run(asyncio.wait_for(counted(llama, asked), HANG_S))
+    found = asyncio.run(asyncio.wait_for(counted_tokens(llama, asked), HANG_S))
 
     assert found == sorted(found)
     assert found[0] < found[-2]

@@ -84,17 +84,6 @@ async def interrupted(engine, asked, new_weights):
     return await asyncio.wait_for(task, HANG_S)
 
 
-async def counted(engine, asked):
-    """Return the numbers of tokens that the engine counts, read from another thread until the first sample arrives."""
-    stream = engine.generate(asked)
-    first, found = asyncio.ensure_future(anext(stream)), []
-    while not first.done():
-        found.append(await asyncio.to_thread(lambda: engine.num_tokens))
-    await first
-    await stream.aclose()
-    return found
-
-
 def run(engine, requests):
     """Return samples by request id."""
     return asyncio.run(asyncio.wait_for(collect(engine, requests), HANG_S))

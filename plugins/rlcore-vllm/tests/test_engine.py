@@ -7,8 +7,9 @@ import re
 
 import pytest
 import torch
-from conftest import counted, interrupted, make_hf, make_vllm, requests_of, run, tokens
+from conftest import interrupted, make_hf, make_vllm, requests_of, run, tokens
 from models import flattened, save_tiny, teacher_forced
+from rlcore_tests.counts import counted_tokens
 
 from rlcore.errors import InfrastructureError, ModelError, NumericalError
 from rlcore.models.load import load_model, load_tokenizer
@@ -330,7 +331,7 @@ def test_samples_are_yielded_as_they_finish(engine):
 
 def test_tokens_of_unfinished_responses_are_counted(engine):
     asked = requests_of([[3], [4]], max_response_tokens=40)
-    found = asyncio.run(asyncio.wait_for(counted(engine, asked), HANG_S))
+    found = asyncio.run(asyncio.wait_for(counted_tokens(engine, asked), HANG_S))
 
     assert found[0] < found[-2]
     before = engine.num_tokens

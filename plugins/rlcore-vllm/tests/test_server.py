@@ -11,8 +11,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from conftest import collect, counted, make_hf, requests_of, run, tokens
+from conftest import collect, make_hf, requests_of, run, tokens
 from models import flattened, save_tiny, teacher_forced
+from rlcore_tests.counts import counted_tokens
 from rlcore_vllm import VLLMConfig, VLLMRollout
 from rlcore_vllm import server as server_module
 
@@ -284,7 +285,7 @@ def test_a_paused_server_stays_paused_over_an_update(server, small_model):
 def test_tokens_of_unfinished_responses_on_a_server_are_counted(server_of_llama, llama):
     engine = connect(llama, server_of_llama)
     asked = requests_of([[3]], temperature=1.0, max_response_tokens=200)
-    found = asyncio.run(asyncio.wait_for(counted(engine, asked), HANG_S))
+    found = asyncio.run(asyncio.wait_for(counted_tokens(engine, asked), HANG_S))
 
     assert found[0] < found[-2]
 
