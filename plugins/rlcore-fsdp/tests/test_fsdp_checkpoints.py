@@ -2,14 +2,17 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 import torch
 from fsdp_cases import PRELOAD, fsdp_weights, make_fsdp, make_local
+from rlcore_fsdp import FSDPBackend, FSDPConfig
 from safetensors.torch import load_file, save_file
 
-from rlcore.errors import ModelError
+from rlcore.errors import ConfigError, ModelError
 from rlcore.models.load import load_model
+from rlcore.protocols.backend import ModelConfig
 from rlcore.testing import run_ranks
 from rlcore.testing.training import LENGTHS, make_batch, save_model, train
 
@@ -182,10 +185,12 @@ def test_an_exported_critic_has_the_same_values(config, path, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])  # gemma2 has no sdpa
-def test_export_writes_the_merged_model_and_adapters_for_peft(family, tmp_path):
+@pytest.mark.parametrize("rslora", [False, True])
+def test_export_writes_the_merged_model_and_adapters_for_peft(family, rslora, tmp_path):
     peft = pytest.importorskip("peft")
     path = save_model(family, tmp_path / "model")
-    backend, batch = make_fsdp(path, config={"lora_rank": 2, "lora_alpha": 6.0}), make_batch([9])
+    config = {"lora_rank": 2, "lora_alpha": 6.0, "lora_rslora": rslora}
+    backend, batch = make_fsdp(path, config=config), make_batch([9])
     train(backend, batch, 4)
     merged = dict(backend.weights())
     checkpoint, target = tmp_path / "checkpoint", tmp_path / "exported"
@@ -201,6 +206,63 @@ def test_export_writes_the_merged_model_and_adapters_for_peft(family, tmp_path):
     whole = load_model(str(target))(batch["input_ids"][None]).logits
     with_adapter = peft.PeftModel.from_pretrained(load_model(path), target / "adapter")
     torch.testing.assert_close(with_adapter(batch["input_ids"][None]).logits, whole, atol=1e-4, rtol=1e-4)
+    again = make_fsdp(path, config=config | {"lora_path": str(target / "adapter")})
+    for name, tensor in again.weights():
+        assert torch.equal(tensor, merged[name]), name
+
+
+@pytest.fixture
+def adapters(path, tmp_path):
+    """Adapters of the model at `path`, of rank 2, alpha 4 and two targets, written by peft itself."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)  # peft asks for it
+        peft.get_peft_model(load_model(path), config).save_pretrained(tmp_path / "adapters")
+    return tmp_path / "adapters"
+
+
+OF_ADAPTERS = {"lora_rank": 2, "lora_alpha": 4.0, "lora_targets": ("q_proj", "up_proj")}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"lora_rank": 4}, {"lora_alpha": 2.0}, {"lora_rslora": True}, {"lora_targets": ("q_proj",)}],
+    ids=str,
+)
+def test_adapters_of_other_settings_are_refused_with_the_settings(other, path, adapters):
+    config = FSDPConfig(**OF_ADAPTERS | other, lora_path=str(adapters))
+    line = r"\nType  backend.lora_rank=2 backend.lora_alpha=4 backend.lora_targets=\[q_proj,up_proj\]$"
+
+    with pytest.raises(ConfigError, match=r"adapters of other settings, or of another model" + line):
+        FSDPBackend.data_parallel(config, model=ModelConfig(path=path), world_size=1, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda it: (it / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors\n"),
+        (lambda it: (it / "adapter_config.json").write_text("{"), "cannot be read: JSONDecodeError"),
+        (lambda it: (it / "adapter_model.safetensors").write_bytes(b"x" * 99), "cannot be read: SafetensorError"),
+        (
+            lambda it: (it / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 4, "use_dora": true}'),
+            "adapters with use_dora are not supported\n",
+        ),
+    ],
+)
+def test_adapters_that_cannot_be_used_are_refused_before_the_start(damage, message, path, adapters):
+    damage(adapters)
+    config = FSDPConfig(**OF_ADAPTERS, lora_path=str(adapters))
+
+    with pytest.raises(ModelError, match=message):
+        FSDPBackend.data_parallel(config, model=ModelConfig(path=path), world_size=1, device="cpu")
+
+
+def test_adapters_of_a_model_of_another_size_are_refused(adapters, tmp_path):
+    other = save_model("qwen3", tmp_path / "other", hidden_size=48)
+
+    with pytest.raises(ModelError, match=r"has shape \[.*, but the model needs .*\nGive the model"):
+        make_fsdp(other, config=OF_ADAPTERS | {"lora_path": str(adapters)})
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(backend, tmp_path):

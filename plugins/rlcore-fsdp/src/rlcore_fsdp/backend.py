@@ -297,8 +297,12 @@ class FSDPBackend(PackedBackend):
 
     def _adapter(self) -> dict[str, Any] | None:
         """Return the LoRA settings that a checkpoint stores."""
-        rank, alpha, targets = self._config.lora_rank, self._config.lora_alpha, list(self._config.lora_targets)
-        return {"lora_rank": rank, "lora_alpha": alpha or float(rank), "lora_targets": targets} if rank else None
+        config = self._config
+        if not config.lora_rank:
+            return None
+        alpha, targets = config.lora_alpha or float(config.lora_rank), list(config.lora_targets)
+        rank, rslora = config.lora_rank, config.lora_rslora
+        return {"lora_rank": rank, "lora_alpha": alpha, "lora_rslora": rslora, "lora_targets": targets}
 
     def _class_name(self) -> str:
         return type(self._packed.model).__name__

@@ -80,14 +80,15 @@ def fingerprint_of(model_path: str | Path) -> int:
 
 
 def check_same_adapters(directory: Path, state: FSDPState, adapter: Mapping[str, Any] | None, model_path: str) -> None:
-    """Check that the adapters of a checkpoint belong to this model and have the same rank and alpha.
+    """Check that the adapters of a checkpoint belong to this model and have the same rank, alpha and scaling.
 
     Raises:
         ModelError: they do not.
     """
     if state.adapter is None or adapter is None:
         return
-    found, wanted = ({name: of[name] for name in ("lora_rank", "lora_alpha")} for of in (state.adapter, adapter))
+    scaling = {"lora_rank": 0, "lora_alpha": 0.0, "lora_rslora": False}
+    found, wanted = ({name: of.get(name, unset) for name, unset in scaling.items()} for of in (state.adapter, adapter))
     if found != wanted:
         differ = ", ".join(
             f"{name}={value:g} and not {wanted[name]:g}" for name, value in found.items() if value != wanted[name]

@@ -38,8 +38,13 @@ class FSDPConfig:
     """Rank of the low-rank adapters; above 0, only adapters are trained."""
     lora_alpha: float = 0.0
     """Adapters are scaled by alpha / rank; 0 means alpha = rank."""
+    lora_rslora: bool = False
+    """Scale adapters by alpha / √rank (rsLoRA, https://arxiv.org/abs/2312.03732) in place of alpha / rank."""
     lora_targets: tuple[str, ...] = ("all-linear",)
     """Names of the modules that get adapters, such as q_proj; all-linear: every linear module except the output."""
+    lora_path: str = ""
+    """Directory with adapters in peft's format to start from, of this rank, alpha and these targets; empty: B is zero. A
+    reference model is still the model without adapters."""
     lora_sync: Literal["merged", "adapters"] = "merged"
     """Weights sent to the rollout engine. merged: the whole model. adapters: the adapters only, for an engine that
     applies them itself, such as rollout=vllm with rollout.lora_rank at least as high as lora_rank."""
@@ -48,5 +53,7 @@ class FSDPConfig:
         require_at_least(self, replicate=1, tensor_parallel=1, context_parallel=1, lora_rank=0)
         alone = self.lora_sync == "adapters" and not self.lora_rank
         require(not alone, "lora_sync", "merged unless lora_rank is above 0", self.lora_sync, "merged")
+        for name, given in (("lora_path", self.lora_path), ("lora_rslora", self.lora_rslora)):
+            require(not given or self.lora_rank > 0, name, "nothing unless lora_rank is above 0", given, "")
         both = self.context_parallel > 1 and self.tensor_parallel > 1
         require(not both, "context_parallel", "1 when tensor_parallel is above 1", self.context_parallel, 1)

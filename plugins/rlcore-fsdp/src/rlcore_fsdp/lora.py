@@ -1,4 +1,6 @@
-"""Low-rank adapters with peft: W is frozen, and the model computes with W + alpha / rank · B A.
+"""Low-rank adapters with peft: W is frozen, and the model computes with W + scaling · B A.
+
+The scaling is alpha / rank, or alpha / √rank with lora_rslora.
 
 In peft, W is named "….q_proj.base_layer.weight", and the factors "….q_proj.lora_A.default.weight" (A [r, in]) and
 "….q_proj.lora_B.default.weight" (B [out, r]). `plain_name` returns the name of W in the model files.
@@ -7,21 +9,26 @@ In peft, W is named "….q_proj.base_layer.weight", and the factors "….q_proj.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, ModelError
 from rlcore.registry.versions import check_versions
 from rlcore_fsdp.config import FSDPConfig
 from rlcore_fsdp.load import own_part
 
 ADAPTER = "default"
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_PREFIX = "base_model.model."
+_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "use_qalora")
 
 
 def add_adapters(model: Any, config: FSDPConfig) -> None:
@@ -62,6 +69,7 @@ def adapter_config(config: FSDPConfig) -> Any:
     return peft.LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or config.lora_rank,  # a float works too
+        use_rslora=config.lora_rslora,
         target_modules="all-linear" if targets == ("all-linear",) else list(targets),
         task_type="CAUSAL_LM",
     )
@@ -92,6 +100,76 @@ def start_adapters(parameters: dict[str, Tensor], seed: int) -> None:
         local.copy_(whole[own_part(parameter)])
 
 
+def check_start(names: Iterable[str], config: FSDPConfig) -> None:
+    """Check that the adapters in lora_path have the rank, alpha, scaling and targets of the settings.
+
+    Args:
+        names: names of the parameters of the model that belong to adapters.
+
+    Raises:
+        ModelError: files are missing or damaged, or adapters of another kind.
+        ConfigError: they differ from the settings.
+    """
+    directory = Path(config.lora_path).expanduser()
+    if absent := [name for name in _FILES if not (directory / name).is_file()]:
+        raise ModelError(
+            f"lora_path={config.lora_path} has no {' and no '.join(absent)}\n"
+            "It must be a directory with adapters in peft's format:  model.save_pretrained(DIR)"
+        )
+    try:
+        described = json.loads((directory / _FILES[0]).read_text())
+        with safe_open(directory / _FILES[1], "pt") as file:
+            stored = {_name_here(key) for key in file.keys()}  # noqa: SIM118
+        rank, alpha = int(described["r"]), float(described["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ModelError(
+            f"lora_path={config.lora_path} cannot be read: {type(error).__name__}: {error}\n"
+            "Copy the whole directory again."
+        ) from error
+    unsupported = [name for name in _UNSUPPORTED if described.get(name)]
+    unsupported += ["bias"] if described.get("bias", "none") != "none" else []
+    if unsupported:
+        raise ModelError(
+            f"lora_path={config.lora_path}: adapters with {', '.join(unsupported)} are not supported\n"
+            "Merge them into the model, and give its directory:  model.merge_and_unload().save_pretrained(DIR)"
+        )
+    rslora = bool(described.get("use_rslora"))
+    wanted = (config.lora_rank, config.lora_alpha or config.lora_rank, config.lora_rslora)
+    if (rank, alpha, rslora) != wanted or stored != set(names):
+        targets = ",".join(sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in stored}))
+        words = [f"backend.lora_rank={rank}", f"backend.lora_alpha={alpha:g}", f"backend.lora_targets=[{targets}]"]
+        words += ["backend.lora_rslora=true"] if rslora else []
+        raise ConfigError(
+            f"lora_path={config.lora_path} has adapters of other settings, or of another model\nType  {' '.join(words)}"
+        )
+
+
+def read_adapters(parameters: dict[str, Tensor], config: FSDPConfig) -> None:
+    """Fill the adapters from lora_path; each rank reads its part.
+
+    Raises:
+        UserError: as `check_start`, or the shapes are those of another model.
+    """
+    check_start(parameters, config)
+    with safe_open(Path(config.lora_path).expanduser() / _FILES[1], "pt") as file, torch.no_grad():
+        for key in file.keys():  # noqa: SIM118
+            parameter: Any = parameters[_name_here(key)]
+            stored = file.get_tensor(key)
+            if stored.shape != parameter.shape:
+                raise ModelError(
+                    f"lora_path={config.lora_path}: {key} has shape {list(stored.shape)}, but the model needs"
+                    f" {list(parameter.shape)}\nGive the model that the adapters belong to:  model.path=DIR"
+                )
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.copy_(stored[own_part(parameter)])
+
+
+def _name_here(key: str) -> str:
+    """Return the name of a factor in the model, of its name in peft's files."""
+    layer, _, factor = key.removeprefix(_PREFIX).rpartition(".lora_")
+    return f"{layer}.lora_{factor.partition('.')[0]}.{ADAPTER}.weight"
+
+
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Turn the adapters off inside the context, which gives the model before training without a second copy."""
@@ -111,7 +189,7 @@ def merged(whole: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
 
 
 def sent_alone(factors: Iterator[tuple[str, Tensor]], config: FSDPConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield the factors as "….q_proj.lora_A.weight" and "….q_proj.lora_B.weight", with B multiplied by alpha / rank.
+    """Yield the factors as "….q_proj.lora_A.weight" and "….q_proj.lora_B.weight", with B multiplied by the scaling.
 
     The receiver adds B A to W.
     """
@@ -139,10 +217,11 @@ def export_adapters(model_path: str, adapter: dict[str, Any], factors: dict[str,
     described = adapter_config(config)
     described.base_model_name_or_path = model_path
     described.save_pretrained(target / "adapter")
-    renamed = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor for name, tensor in factors.items()}
+    renamed = {f"{_PREFIX}{name.replace(f'.{ADAPTER}.', '.')}": tensor for name, tensor in factors.items()}
     save_file(renamed, target / "adapter" / "adapter_model.safetensors")
 
 
 def scaling_of(config: FSDPConfig) -> float:
-    """Return alpha / rank."""
-    return (config.lora_alpha or config.lora_rank) / config.lora_rank
+    """Return alpha / rank, or alpha / √rank with lora_rslora."""
+    over = config.lora_rank**0.5 if config.lora_rslora else config.lora_rank
+    return (config.lora_alpha or config.lora_rank) / over

@@ -149,7 +149,11 @@ def build(model: ModelConfig, config: FSDPConfig, grid: Grid, context: BackendCo
     stored = {n: p for n, p in named.items() if not lora.is_adapter(n)}
     load_shards(stored, directory, conversion)
     check_finite(((n, local_part(p)) for n, p in stored.items()), directory, together=True)
-    lora.start_adapters({n: p for n, p in named.items() if lora.is_adapter(n)}, context.seed)
+    adapters = {n: p for n, p in named.items() if lora.is_adapter(n)}
+    if config.lora_path:
+        lora.read_adapters(adapters, config)
+    else:
+        lora.start_adapters(adapters, context.seed)
     for module in packed.modules():  # with cpu_offload, FSDP moves parameters to the device but not buffers
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
@@ -186,6 +190,8 @@ def check_parts(directory: Path, config: FSDPConfig) -> None:
         find_layers(model, config.layers)
         if config.lora_rank:
             lora.add_adapters(model, config)
+        if config.lora_path:
+            lora.check_start((name for name, _ in model.named_parameters() if lora.is_adapter(name)), config)
 
 
 def find_layers(model: Any, path: str) -> list[nn.Module]:
