@@ -88,6 +88,17 @@ def test_a_run_can_have_been_moved(run, tmp_path):
     assert not run.exists()
 
 
+def test_another_working_directory_is_reported(run, tmp_path, monkeypatch, caplog):
+    assert main(["train", str(run), "--dry-run"]) == 0
+    assert "relative paths" not in caplog.text
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(run), "--dry-run"]) == 0
+
+    before = starts(run)[-1]["directory"]
+    assert f"{run} was started in {before}: relative paths in its settings now begin in {tmp_path}" in caplog.text
+
+
 def test_a_run_of_an_earlier_version_continues_from_its_checkpoint(run):
     (run / "config.yaml").unlink()
 

@@ -7,6 +7,7 @@ RUN/starts.jsonl    one line for each start: time, command, directory, Python, p
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import subprocess
 import sys
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 GENERATE = "rlcore.trainer.recording:Generate"
 """Algorithm of `rlcore rollout`."""
+logger = logging.getLogger(__name__)
 _CONFIG = "config.yaml"
+_STARTS = "starts.jsonl"
 _GIT_TIMEOUT_S = 10.0
 
 
@@ -44,7 +47,7 @@ def record_start(plan: Plan) -> None:
         "packages": _packages(),
         "git": _git_state(Path.cwd()),
     }
-    with (plan.directory / "starts.jsonl").open("a", encoding="utf-8") as file:
+    with (plan.directory / _STARTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -84,8 +87,22 @@ def recorded_config(directory: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{directory} has samples of  rlcore rollout\nTrain on them with  rlcore train … schedule.replay={directory}"
         )
+    _warn_moved(directory)
     place = {"directory": str(directory.absolute().parent), "name": directory.absolute().name, "resume": "auto"}
     return {**config, "run": {**config.get("run", {}), **place}}
+
+
+def _warn_moved(directory: Path) -> None:
+    """Warn if a run continues in another working directory than that of its last start."""
+    try:
+        before = json.loads((directory / _STARTS).read_text(encoding="utf-8").splitlines()[-1])["directory"]
+    except (OSError, ValueError, IndexError, KeyError, TypeError):  # written by another version, or half a line
+        return
+    if Path(before) != Path.cwd():
+        logger.warning(
+            "%s was started in %s: relative paths in its settings now begin in %s; type  cd %s",
+            *(directory, before, Path.cwd(), before),
+        )
 
 
 def _packages() -> dict[str, str]:
