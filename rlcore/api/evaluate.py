@@ -134,7 +134,7 @@ def compose_located(inputs: Inputs, model: Path | None, base: dict[str, Any] | N
 
     given = [] if model is None else [("model.path", str(model))]
     composed = compose([*inputs.settings, *given], complete=False, base=base, origin="checkpoint")
-    config = local_paths(composed.config)
+    config = local_paths(composed.config, inputs)
     absent = set((base or {}).get("placement", {})) - {"rollout", "reward", "reward_model", "default"}
     hooks = tuple(name for name in config.plugins.hooks if not name.startswith(PYTHON))
     return replace(

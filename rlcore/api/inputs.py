@@ -141,15 +141,29 @@ def read_inputs(
     return Inputs(settings=pairs, objects=objects, callbacks=names, written=written)
 
 
-def local_paths(config: Config) -> Config:
-    """Return the config with directories in place of `quickstart:` paths and of models named as on the hub."""
+def local_paths(config: Config, inputs: Inputs) -> Config:
+    """Return the config with directories in place of `quickstart:` paths, names on the hub and `model.overrides`.
+
+    Raises:
+        UserError: a model does not exist, or its overrides cannot be used.
+    """
     from rlcore.data.hub import local_model
-    from rlcore.quickstart import locate_assets
+    from rlcore.quickstart import cache_directory, locate_assets
 
     config = locate_assets(config, print)
+    path = local_model(config.model.path, "model.path", print)
+    if overrides := config.model.overrides:
+        if "model.path" in inputs.written:
+            raise ConfigError(
+                "model.overrides changes the config.json of a directory, but the model is a loaded one\n"
+                f"Set it before, and leave it out here:  model.config.{next(iter(overrides))} = …"
+            )
+        from rlcore.models.overrides import override_config
+
+        path = override_config(path, overrides, cache_directory())
     return replace(
         config,
-        model=replace(config.model, path=local_model(config.model.path, "model.path", print)),
+        model=replace(config.model, path=path),
         critic=replace(config.critic, path=local_model(config.critic.path, "critic.path", print)),
         reward=replace(config.reward, model=local_model(config.reward.model, "reward.model", print)),
     )

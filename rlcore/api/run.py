@@ -247,7 +247,7 @@ def plan_run(inputs: Inputs, *, base: Mapping[str, Any] | None = None, in_python
     from rlcore.config.compose import compose
 
     composed = compose(inputs.settings, base=base, origin="config.yaml")
-    config = local_paths(composed.config)
+    config = local_paths(composed.config, inputs)
     from rlcore.trainer.plan import make_plan  # imports torch, so a wrong setting is reported first
     from rlcore.trainer.summary import summarize
 

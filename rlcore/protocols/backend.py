@@ -6,7 +6,7 @@ workers call it; it knows nothing about rewards, prompts or algorithms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -26,6 +26,9 @@ class ModelConfig:
 
     path: str
     """Directory in Hugging Face layout: config.json, safetensors, tokenizer."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Other values for config.json, in training, generation and exported models: {rope_scaling: {rope_type: yarn, …}}. The
+    changed file is in the cache of this user, ~/.cache/rlcore; several nodes need a home directory that they share."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the matrix products; parameters and optimizer state stay float32. There is no float16: gradients underflow
     in its range, and bfloat16 has the same speed."""
