@@ -89,7 +89,8 @@ def test_the_correction_of_an_accurate_engine_has_weights_close_to_1(tmp_path):
 
 
 def test_without_steps_ahead_the_window_refills_as_sync(tmp_path):
-    settings = ("dapo", "algorithm.refill.rounds=8", "optimizer.schedule=constant", "placement=split")
+    settings = ("dapo", "algorithm.refill.rounds=8", "sampling.samples_per_prompt=2")
+    settings += ("optimizer.schedule=constant", "placement=split")
     sync, window = (
         run(tmp_path / "sync", *settings, steps=3),
         run(tmp_path / "window", *settings, NO_STEPS_AHEAD, steps=3),
@@ -97,11 +98,11 @@ def test_without_steps_ahead_the_window_refills_as_sync(tmp_path):
 
     assert without_schedule(window) == sync
     assert window[-1]["schedule/staleness_max"] == 0
-    assert sync[-1]["progress/samples"] > 3 * 8 * 4, "no group was refilled"
+    assert sync[-1]["progress/samples"] > 3 * 8 * 2, "no group was refilled"
 
 
 def test_a_resumed_run_with_refilled_prompts_has_the_metrics_of_an_uninterrupted_one(tmp_path):
-    settings = ["dapo", "algorithm.minibatches=2", "algorithm.refill.rounds=8"]
+    settings = ["dapo", "algorithm.minibatches=2", "algorithm.refill.rounds=60", "sampling.samples_per_prompt=2"]
     settings += ["optimizer.schedule=constant"]
     run(tmp_path / "cut", *settings, steps=2)
     state = json.loads(next((tmp_path / "cut" / "r" / "checkpoints").glob("*/trainer.json")).read_text())
@@ -117,11 +118,17 @@ def test_a_resumed_run_with_refilled_prompts_has_the_metrics_of_an_uninterrupted
 
 @pytest.mark.parametrize(
     ("settings", "refills"),
-    [(["dapo", "algorithm.minibatches=2", "algorithm.refill.rounds=8"], True), (["remax"], False)],
+    [
+        (["dapo", "algorithm.minibatches=2", "algorithm.refill.rounds=8", "sampling.samples_per_prompt=2"], True),
+        (["remax"], False),
+    ],
     ids=["dapo", "remax"],
 )
 def test_samples_generated_ahead_survive_an_error(tmp_path, settings, refills):
-    """The error is raised by the last round of the third step, so that those before it have taken samples."""
+    """The error is raised by the second round of the third step, so that those before it have taken samples.
+
+    Of eight groups of two samples, some have equal rewards and are refilled, in every step.
+    """
     pipelined = [*settings, "schedule=pipelined", "placement=split"]
     (tmp_path / "fails.py").write_text("""
 from rlcore import hookimpl
