@@ -142,13 +142,13 @@ def test_columns_per_token_follow_their_tokens():
 def test_the_timeline_has_steps_evaluations_and_checkpoints(recorded):
     found = calls(read_run(recorded).timeline)
     names = {(call.kind, call.name) for call in found}
-    step = [call for call in found if (call.step, call.kind) == (5, "step")]
+    on_host = [call for call in found if call.host != "controller"]
 
     assert {("step", "rollout.generate"), ("step", "actor.update"), ("step", "weight sync")} <= names
     assert {("evaluation", "rollout.generate"), ("checkpoint", "actor.save")} <= names
     assert {call.host for call in found} == {"controller", "main rank 0"}
     assert {call.step for call in found if call.kind == "evaluation"} == {0, 4, 8, 12}
-    assert lanes(step) == [0] * len(step), "runtime=local runs one call at a time"
+    assert lanes(on_host) == [0] * len(on_host), "runtime=local runs one call at a time"
 
 
 def test_lines_of_another_timeline_are_noted(recorded, tmp_path):
