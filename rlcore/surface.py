@@ -30,8 +30,8 @@ STABLE: Mapping[str, str] = {
     "rlcore.protocols.dispatch": "Call Dispatch",
     "rlcore.protocols.environment": "Completion Environment Message Step",
     "rlcore.protocols.optional": "ChecksModel Closes ComparesSamples DoesWithout EstimatesEngine EstimatesModel"
-    " EstimatesStep Evaluates HasTools LearnsFromTexts LearnsTurns NamesRows Saving SavesInBackground ShowsMetrics"
-    " ShowsDistributions ShowsPhase SplitsRows FreesDevice TrainsUnits",
+    " EstimatesStep Evaluates HasTools LearnsFromLabels LearnsFromTexts LearnsTurns NamesRows Saving SavesInBackground"
+    " ShowsMetrics ShowsDistributions ShowsPhase SplitsRows FreesDevice TrainsUnits",
     "rlcore.protocols.reward": "Reward RewardResult batched",
     "rlcore.protocols.groups": "ActorGroup CriticGroup GroupMethod ModelGroup Pending ReferenceGroup RewardGroup"
     " RolloutGroup TrainedGroup",

@@ -70,4 +70,4 @@ def test_the_page_has_a_command_for_every_file_and_algorithm():
     assert len(COMMANDS) > 15
     assert [name for name in FILES if not any(name in command for command in COMMANDS)] == []
     used = {found for command in COMMANDS for found in re.findall(r"algorithm=(\w+)", command)}
-    assert used == {"sft", "dpo", "ppo", "reward_model"}
+    assert used == {"sft", "dpo", "kto", "ppo", "reward_model"}

@@ -87,8 +87,8 @@ class Unit:
 class Algorithm(Protocol):
     """Turns samples into updates. A class attribute `Config` (dataclass) holds its settings.
 
-    Optional members: `DoesWithout`, `LearnsFromTexts`, `LearnsTurns`, `ComparesSamples`, `CorrectsStaleness`,
-    `TrainsUnits`, `Evaluates` and `ShowsMetrics` of `rlcore.protocols.optional`.
+    Optional members: `DoesWithout`, `LearnsFromTexts`, `LearnsFromLabels`, `LearnsTurns`, `ComparesSamples`,
+    `CorrectsStaleness`, `TrainsUnits`, `Evaluates` and `ShowsMetrics` of `rlcore.protocols.optional`.
     """
 
     Config: type

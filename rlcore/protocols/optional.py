@@ -38,6 +38,14 @@ class LearnsFromTexts(Protocol):
 
 
 @runtime_checkable
+class LearnsFromLabels(Protocol):
+    """An algorithm that learns from labels in the data, such as whether a response is good."""
+
+    labels: Sequence[str]
+    """Columns with true or false, or 1 or 0; their values are checked before the start."""
+
+
+@runtime_checkable
 class LearnsTurns(Protocol):
     """An algorithm that learns from conversations in the data, and may learn all of their responses."""
 
@@ -259,6 +267,7 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "algorithm": (
         DoesWithout,
         LearnsFromTexts,
+        LearnsFromLabels,
         LearnsTurns,
         ComparesSamples,
         CorrectsStaleness,

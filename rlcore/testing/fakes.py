@@ -212,6 +212,11 @@ class FakeGroup:
         """Return made-up responses, independent of `sampling`, like the rollout."""
         return self.apply(_sampled, prompts, samples_per_prompt=samples_per_prompt)
 
+    def demonstrations(self, prompts: Batch, columns: Sequence[str], max_tokens: int) -> Batch:
+        """Return a made-up response for each column, ignoring the texts of the data."""
+        answers = self.apply(_sampled, prompts, samples_per_prompt=len(columns))
+        return answers.drop("rollout_log_probs", "token_version", "policy_version", "first_version")
+
     def score(self, samples: Batch) -> Batch:
         """Score the first of four samples 1 and the others 0, like the reward."""
         return self.apply(_scored, samples)
@@ -314,8 +319,7 @@ class FakeRoles:
 
     def demonstrations(self, prompts: Batch, columns: Sequence[str]) -> Batch:
         """Return a made-up response for each column, ignoring the texts of the data."""
-        answers = self.rollout.generate(prompts, self.sampling, len(columns))
-        return self._noted(answers.drop("rollout_log_probs", "token_version", "policy_version", "first_version"))
+        return self._noted(self.rollout.demonstrations(prompts, columns, self.sampling.max_response_tokens))
 
     def compute_rewards(self, samples: Batch) -> Batch:
         """Add rewards and keep every row."""

@@ -27,6 +27,7 @@ from rlcore.protocols.optional import (
     ComparesSamples,
     CorrectsStaleness,
     Evaluates,
+    LearnsFromLabels,
     LearnsFromTexts,
     LearnsTurns,
     TrainsUnits,
@@ -123,6 +124,7 @@ def make_plan(config: Config, directory: Path, objects: Mapping[str, Any] = Mapp
     environment = choose_environment(config, workers)
     rewards = reward_specs(config, objects) if "reward" in workers else ()
     columns = tuple(instance.demonstrations) if isinstance(instance, LearnsFromTexts) else ()
+    labels = tuple(instance.labels) if isinstance(instance, LearnsFromLabels) else ()
     demonstrations = columns if "rollout" in without(instance) else ()
     writes, every_turn = instance.writes(), isinstance(instance, LearnsTurns) and instance.every_turn
     load = partial(load_sets, config, writes=writes, responses=columns, every_turn=every_turn)
@@ -131,7 +133,7 @@ def make_plan(config: Config, directory: Path, objects: Mapping[str, Any] = Mapp
     for data in (*train.values(), *held_out.values()):
         check_rewards(made, data, [*workers, *(["environment"] if environment else [])])
         if data in train.values() or isinstance(instance, Evaluates):
-            check_demonstrations(config.algorithm.name, columns, data)
+            check_demonstrations(config.algorithm.name, columns, data, labels)
         _check_lengths(config, data)
     prompts, eval_prompts = join(train), join(held_out) if held_out else None
     config = _with_steps(config, len(prompts.batch))

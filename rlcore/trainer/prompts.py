@@ -127,9 +127,10 @@ def warn_repeats(config: Config, prompts: Prompts) -> None:
             )
 
 
-def check_demonstrations(algorithm: str, columns: Sequence[str], data: Prompts) -> None:
-    """Check that every column that an algorithm reads as responses is in the dataset and holds text."""
-    for name in columns:
+def check_demonstrations(algorithm: str, columns: Sequence[str], data: Prompts, labels: Sequence[str] = ()) -> None:
+    """Check that the columns that an algorithm learns from are in the dataset, with texts, or true or false in labels."""
+    texts = [(name, _is_text, "text, or messages that end with the assistant's") for name in columns]
+    for name, fits, needed in [*texts, *((name, _is_label, "true or false") for name in labels)]:
         if name not in data.batch:
             known = [column for column in data.batch.columns if data.batch.level(column) == "object"]
             raise ConfigError(
@@ -137,12 +138,17 @@ def check_demonstrations(algorithm: str, columns: Sequence[str], data: Prompts) 
                 f"{did_you_mean(name, known)}\nIt has: {', '.join(known)}. Rename one:  'data.rename={{COLUMN: {name}}}'"
             )
         values = data.batch[name]
-        bad = next((i for i, value in enumerate(values) if not _is_text(value)), None)
+        bad = next((i for i, value in enumerate(values) if not fits(value)), None)
         if bad is not None:
             raise ConfigError(
                 f"{data.name}: column '{name}' of prompt {bad} is {values[bad]!r}, but algorithm '{algorithm}'"
-                " needs text, or messages that end with the assistant's\nFill it in, or remove the row."
+                f" needs {needed}\nFill it in, or remove the row."
             )
+
+
+def _is_label(value: Any) -> bool:
+    """Return whether a value is true or false."""
+    return isinstance(value, int | np.bool_) and value in (0, 1)
 
 
 def _is_text(value: Any) -> bool:

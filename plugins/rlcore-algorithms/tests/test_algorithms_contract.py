@@ -13,6 +13,7 @@ from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gpg import GPG
 from rlcore_algorithms.gspo import GSPO
 from rlcore_algorithms.gvpo import GVPO
+from rlcore_algorithms.kto import KTO
 from rlcore_algorithms.online_dpo import OnlineDPO
 from rlcore_algorithms.opo import OPO
 from rlcore_algorithms.orpo import ORPO
@@ -134,6 +135,18 @@ class TestDPO(AlgorithmContract):
 class TestORPO(TestDPO):
     def make(self):
         return ORPO(ORPO.Config(minibatches=2, beta=0.5))
+
+
+class TestKTO(AlgorithmContract):
+    def make(self):
+        return KTO(KTO.Config(minibatches=2, undesirable_weight=0.5))
+
+    def roles_and_prompts(self, algorithm, *, keep_scored=True):
+        roles, prompts = super().roles_and_prompts(algorithm, keep_scored=keep_scored)
+        return roles, prompts.with_rows(label=torch.tensor([True, False, False, True]))
+
+    def better(self, experience):
+        return experience.fetch("desirable")
 
 
 class TestRewardModel(AlgorithmContract):

@@ -15,6 +15,7 @@ from rlcore_algorithms.family import Estimator, Family
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gpg import GPG
 from rlcore_algorithms.gspo import GSPO
+from rlcore_algorithms.kto import KTO
 from rlcore_algorithms.ppo import DualClipPPO
 from rlcore_algorithms.remax import ReMax
 from rlcore_algorithms.rloo import RLOO
@@ -76,8 +77,8 @@ def test_every_algorithm_says_if_it_corrects_for_older_weights():
         assert all(isinstance(it, CorrectsStaleness) for it in made)
         found[name] = [it.corrects for it in made]
 
-    always = {"online_dpo", "best_of_n", "sft", "dpo", "orpo", "gvpo", "reward_model"}
-    assert len(found) == 27
+    always = {"online_dpo", "best_of_n", "sft", "dpo", "orpo", "kto", "gvpo", "reward_model"}
+    assert len(found) == 28
     assert found == {name: [name in always, True] for name in names}
 
 
@@ -124,6 +125,9 @@ def test_every_estimator_works_with_every_loss_except_token_advantages_with_resp
         (DAPO, {"overlong": {"tokens": -1}}, ["algorithm.overlong.tokens"]),
         (Distillation, {}, ["algorithm.teacher", "a directory in Hugging Face layout"]),
         (SFT, {"average": "row-mean"}, ["algorithm.average", "token-mean"]),
+        (KTO, {"beta": 0.0}, ["algorithm.beta", "more than 0"]),
+        (KTO, {"desirable_weight": -1.0}, ["algorithm.desirable_weight", "0 or more"]),
+        (KTO, {"desirable_weight": 0.0, "undesirable_weight": 0.0}, ["algorithm.desirable_weight", "more than 0"]),
         (SFT, {"clip_high": 0.3}, ["algorithm.clip_high", "no such setting"]),
     ],
 )

@@ -1,16 +1,19 @@
 """Runs of a few steps on the quickstart model, for behavior that only a whole run shows."""
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rlcore_tests.window import NO_STEPS_AHEAD, without_schedule
 
 from rlcore.cli import main
 from rlcore.cli.train import run as train
 from rlcore.errors import UserError
+from rlcore.models.load import load_model, load_tokenizer
 from rlcore.quickstart import locate
 
 SMALL = [
@@ -248,6 +251,62 @@ def test_orpo_prefers_right_answers_without_a_reference(tmp_path, pairs):
     assert lines[-1]["actor/accuracy"] > 0.9
 
 
+@pytest.fixture(scope="module")
+def labeled(pairs):
+    """Write the same prompts, the first of each four with a wrong answer."""
+    file = pairs.with_name("labeled.jsonl")
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row |= {"label": number % 4 > 0, "response": row["chosen"] if number % 4 else row["rejected"]}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_kto_learns_from_labels_without_pairs(tmp_path, labeled):
+    more = ["data.eval=", "trainer.prompts_per_step=64", "algorithm.beta=0.5", "algorithm.undesirable_weight=3"]
+    lines = run(tmp_path, "kto", f"data.train={labeled}", *more, steps=8)
+
+    # policy and reference are equal: the weights times sigmoid(0)
+    assert lines[1]["actor/loss"] == pytest.approx((0.75 + 0.25 * 3) / 2, abs=1e-4)
+    assert lines[1]["kto/reference_point"] == 0
+    assert lines[1]["kto/desirable"] == 0.75
+    assert lines[-1]["actor/loss"] < 0.9 * lines[1]["actor/loss"]
+    assert lines[-1]["actor/accuracy"] > 0.9
+    state = json.loads(next((tmp_path / "r" / "checkpoints").glob("*/trainer.json")).read_text())
+    assert state["counters"]["samples"] == 8 * 64, "mismatched pairs are not samples"
+
+
+def test_a_step_of_kto_has_the_reference_point_and_the_loss_of_plain_pytorch(tmp_path, labeled):
+    more = ["data.eval=", "data.shuffle=false", "data.template=", "trainer.prompts_per_step=64"]
+    more += ["checkpoint.every_steps=1", "checkpoint.keep_last=2", "optimizer.schedule=constant"]
+    lines = run(tmp_path, "kto", f"data.train={labeled}", *more, steps=2)
+    trained = str(tmp_path / "r" / "checkpoints" / "step_000001" / "actor")
+    rows = [json.loads(line) for line in labeled.read_text().splitlines()]
+    policy, reference = load_model(trained), load_model(locate("quickstart:model"))
+    tokenizer = load_tokenizer(locate("quickstart:model"))
+
+    def log_ratio(prompt, response):
+        asked = tokenizer(prompt)["input_ids"]
+        answer = [*tokenizer(response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        ids = torch.tensor([*asked, *answer])
+        with torch.no_grad():
+            both = [model(ids[None]).logits[0].log_softmax(-1) for model in (policy, reference)]
+        start = len(asked) - 1
+        found = [table[start:-1].gather(1, torch.tensor(answer)[:, None]).sum() for table in both]
+        return float(found[0] - found[1])
+
+    others = [*rows[1:], rows[0]]
+    mismatched = [log_ratio(row["prompt"], other["response"]) for row, other in zip(rows, others, strict=True)]
+    point = max(0.0, sum(mismatched) / len(mismatched))
+    signed = [(1 if row["label"] else -1) * (log_ratio(row["prompt"], row["response"]) - point) for row in rows]
+    loss = sum(1 / (1 + math.exp(0.1 * it)) for it in signed) / len(signed)
+
+    assert point > 0
+    assert lines[-1]["kto/reference_point"] == pytest.approx(point, rel=1e-5)
+    assert lines[-1]["actor/loss"] == pytest.approx(loss, rel=1e-5)
+    assert lines[-1]["actor/margin"] == pytest.approx(0.1 * sum(signed) / len(signed), rel=1e-4)
+
+
 def test_a_reward_model_is_trained_and_evaluated_on_held_out_pairs(tmp_path, pairs):
     more = [f"data.train={pairs}", f"data.eval={pairs}", "eval.max_prompts=64", "trainer.prompts_per_step=32"]
     first, *_, last = run(tmp_path, "reward_model", *more, steps=8)
@@ -290,6 +349,10 @@ def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tm
         pytest.param(["sft"], ["column 'response'", "does not have", "data.rename"], id="no-demonstrations"),
         pytest.param(["sft", "algorithm.response=digts"], ["column 'digts'", "'digits'"], id="misspelled"),
         pytest.param(["dpo"], ["column 'chosen'"], id="no-pairs"),
+        pytest.param(["kto", "algorithm.response=digits"], ["column 'label'", "data.rename"], id="no-labels"),
+        pytest.param(
+            ["kto", "algorithm.response=digits", "algorithm.label=prompt"], ["'prompt'", "needs true or false"], id="texts"
+        ),
         pytest.param(["distillation"], ["algorithm.teacher", "DIR"], id="no-teacher"),
         pytest.param(["distillation", "algorithm.teacher=/nowhere"], ["algorithm.teacher=/nowhere"], id="lost-teacher"),
         pytest.param(["gspo", "algorithm.estimator=reinforce_plus_plus"], ["algorithm.estimator"], id="pair"),
