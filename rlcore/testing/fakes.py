@@ -202,7 +202,7 @@ class FakeGroup:
         self.update = _Update(self)
         self._name, self._store = name, store
 
-    def log_probs(self, batch: Batch) -> Batch:
+    def log_probs(self, batch: Batch, temperature_factor: float = 1.0) -> Batch:
         return self.apply(_log_probs, batch, of_reference=self._name != "actor")
 
     def values(self, batch: Batch) -> Batch:

@@ -189,9 +189,10 @@ class ModelWorker(Worker):
     def load_from(self, directory: Path) -> None:
         self.backend.load(directory)
 
-    def forward(self, batch: Batch) -> TokenOutputs:
-        """Run one forward pass of this rank's share, without gradient."""
-        return self.backend.forward(batch.to(self.context.device), temperature=self.options.temperature)
+    def forward(self, batch: Batch, temperature_factor: float = 1.0) -> TokenOutputs:
+        """Run one forward pass of this rank's share, without gradient, at this multiple of the sampling temperature."""
+        temperature = self.options.temperature * temperature_factor
+        return self.backend.forward(batch.to(self.context.device), temperature=temperature)
 
 
 class TrainedWorker(ModelWorker):

@@ -14,9 +14,13 @@ class PolicyWorker(TrainedWorker):
     """The actor."""
 
     @dispatch("dp", reads=_SEEN)
-    def log_probs(self, batch: Batch) -> Batch:
-        """Compute the columns `log_probs` and `entropy` of the current policy, zero outside `loss_mask`."""
-        out = self.forward(batch)
+    def log_probs(self, batch: Batch, temperature_factor: float = 1.0) -> Batch:
+        """Compute the columns `log_probs` and `entropy` of the current policy, zero outside `loss_mask`.
+
+        Args:
+            temperature_factor: multiplies the sampling temperature of the outputs.
+        """
+        out = self.forward(batch, temperature_factor)
         return Batch.of(lengths=batch.lengths, tokens={"log_probs": out.log_probs, "entropy": out.entropy})
 
     def observe(self, out: TokenOutputs, batch: Batch) -> Metrics:

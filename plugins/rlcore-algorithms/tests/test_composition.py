@@ -11,11 +11,12 @@ from rlcore_algorithms.cispo import CISPO
 from rlcore_algorithms.covariance import ClipCov, KLCov
 from rlcore_algorithms.dapo import DAPO
 from rlcore_algorithms.distillation import Distillation
-from rlcore_algorithms.family import Estimator, Family
+from rlcore_algorithms.family import PER_TOKEN, Estimator, Family
 from rlcore_algorithms.gmpo import GMPO
 from rlcore_algorithms.gpg import GPG
 from rlcore_algorithms.gspo import GSPO
 from rlcore_algorithms.kto import KTO
+from rlcore_algorithms.optimal_token_baseline import OptimalTokenBaseline
 from rlcore_algorithms.ppo import DualClipPPO
 from rlcore_algorithms.remax import ReMax
 from rlcore_algorithms.rloo import RLOO
@@ -78,14 +79,14 @@ def test_every_algorithm_says_if_it_corrects_for_older_weights():
         found[name] = [it.corrects for it in made]
 
     always = {"online_dpo", "best_of_n", "sft", "dpo", "orpo", "kto", "gvpo", "reward_model"}
-    assert len(found) == 28
+    assert len(found) == 29
     assert found == {name: [name in always, True] for name in names}
 
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))
 @pytest.mark.parametrize("algorithm", LOSSES, ids=lambda algorithm: algorithm.__name__)
 def test_every_estimator_works_with_every_loss_except_token_advantages_with_response_ratios(algorithm, estimator):
-    if algorithm in WHOLE and estimator == "reinforce_plus_plus":
+    if algorithm in WHOLE and estimator in PER_TOKEN:
         with pytest.raises(ConfigError, match="expected an estimator with one advantage per response"):
             algorithm.Config(estimator=estimator)
         return
@@ -119,7 +120,13 @@ def test_every_estimator_works_with_every_loss_except_token_advantages_with_resp
         (DAPO, {"kl": {"controller": "adaptive", "where": "reward"}}, ["algorithm.kl.coefficient", "multiplies it"]),
         (DAPO, {"overlong": {"factor": 0.5}}, ["algorithm.overlong.factor", "without overlong.tokens"]),
         (BestOfN, {"keep": "passed"}, ["algorithm.threshold", "the lowest reward that passes"]),
-        (RLOO, {"gamma": 0.9}, ["algorithm.gamma", "estimator=rloo", "whole response one advantage"]),
+        (RLOO, {"gamma": 0.9}, ["algorithm.gamma", "estimator=rloo", "one return for a whole response"]),
+        (
+            GMPO,
+            {"estimator": "optimal_token_baseline"},
+            ["algorithm.estimator", "gmpo has one ratio", "estimator=grpo"],
+        ),
+        (OptimalTokenBaseline, {"gamma": 0.9}, ["algorithm.gamma", "estimator=optimal_token_baseline"]),
         (RLOO, {"estimator": "rlo"}, ["algorithm.estimator", "rloo"]),
         (DAPO, {"refill": {"rounds": -1}}, ["algorithm.refill.rounds"]),
         (DAPO, {"overlong": {"tokens": -1}}, ["algorithm.overlong.tokens"]),

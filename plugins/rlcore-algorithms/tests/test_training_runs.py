@@ -65,6 +65,7 @@ def run(directory, algorithm, *more, steps=2):
         ("kl_cov", ["algorithm.share=0.1"]),
         ("dual_clip_ppo", ["algorithm.correction.weight=token", "algorithm.correction.beyond=mask"]),
         ("dppo", ["algorithm.divergence=kl", "algorithm.limit=0.05"]),
+        ("optimal_token_baseline", []),
         ("gvpo", ["algorithm.minibatches=2"]),
         ("online_dpo", ["algorithm.minibatches=2"]),
         ("best_of_n", ["algorithm.minibatches=2"]),
@@ -277,11 +278,15 @@ def test_kto_learns_from_labels_without_pairs(tmp_path, labeled):
 
 
 def test_a_step_of_kto_has_the_reference_point_and_the_loss_of_plain_pytorch(tmp_path, labeled):
-    more = ["data.eval=", "data.shuffle=false", "data.template=", "trainer.prompts_per_step=64"]
+    rows = [json.loads(line) for line in labeled.read_text().splitlines()[:16]]
+    for number, row in enumerate(rows):  # learned whatever the prompt is, so that the reference point is more than 0
+        row["response"] = "12345"[: 2 + number % 3] if row["label"] else "98"
+    labeled = tmp_path / "same.jsonl"
+    labeled.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = ["data.eval=", "data.shuffle=false", "data.template=", "trainer.prompts_per_step=16"]
     more += ["checkpoint.every_steps=1", "checkpoint.keep_last=2", "optimizer.schedule=constant"]
     lines = run(tmp_path, "kto", f"data.train={labeled}", *more, steps=2)
     trained = str(tmp_path / "r" / "checkpoints" / "step_000001" / "actor")
-    rows = [json.loads(line) for line in labeled.read_text().splitlines()]
     policy, reference = load_model(trained), load_model(locate("quickstart:model"))
     tokenizer = load_tokenizer(locate("quickstart:model"))
 
@@ -333,6 +338,7 @@ def test_distillation_moves_the_student_toward_the_teacher(tmp_path, pairs):
     [
         pytest.param(["kl_cov", "algorithm.share=0.1", "algorithm.estimator=reinforce_plus_plus"], id="tokens"),
         pytest.param(["online_dpo", "algorithm.minibatches=2", "algorithm.beta=0.5"], id="pairs"),
+        pytest.param(["optimal_token_baseline", "algorithm.minibatches=2"], id="groups"),
     ],
 )
 def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tmp_path, settings):
@@ -351,7 +357,9 @@ def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tm
         pytest.param(["dpo"], ["column 'chosen'"], id="no-pairs"),
         pytest.param(["kto", "algorithm.response=digits"], ["column 'label'", "data.rename"], id="no-labels"),
         pytest.param(
-            ["kto", "algorithm.response=digits", "algorithm.label=prompt"], ["'prompt'", "needs true or false"], id="texts"
+            ["kto", "algorithm.response=digits", "algorithm.label=prompt"],
+            ["'prompt'", "needs true or false"],
+            id="texts",
         ),
         pytest.param(["distillation"], ["algorithm.teacher", "DIR"], id="no-teacher"),
         pytest.param(["distillation", "algorithm.teacher=/nowhere"], ["algorithm.teacher=/nowhere"], id="lost-teacher"),

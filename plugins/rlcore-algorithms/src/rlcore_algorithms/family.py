@@ -25,6 +25,7 @@ from rlcore.types import Mean
 from rlcore_algorithms.estimators import ROW_ESTIMATORS
 from rlcore_algorithms.greedy import greedy_baseline
 from rlcore_algorithms.sampling import OverlongConfig, RefillConfig, overlong_penalty, refill
+from rlcore_algorithms.token_baseline import baseline_advantages
 from rlcore_algorithms.whitened import whitened_returns
 
 Estimator = Literal[
@@ -37,11 +38,14 @@ Estimator = Literal[
     "reinforce",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "optimal_token_baseline",
 ]
 
 
 _OF_SINGLE_SAMPLES = ("reinforce", "remax", "reinforce_plus_plus")
 """Estimators whose baseline does not come from the group."""
+PER_TOKEN = ("reinforce_plus_plus", "optimal_token_baseline")
+"""Estimators that give each token its own advantage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +64,9 @@ class FamilyConfig(PolicyGradientConfig):
     def __post_init__(self) -> None:
         PolicyGradientConfig.__post_init__(self)
         require(0 < self.gamma <= 1, "gamma", "more than 0 and at most 1", self.gamma, 1.0)
-        per_token = self.estimator == "reinforce_plus_plus"
-        reason = f"1 with estimator={self.estimator}, which gives a whole response one advantage"
-        require(per_token or self.gamma == 1, "gamma", reason, self.gamma, 1.0)
+        discounts = self.estimator == "reinforce_plus_plus"
+        reason = f"1 with estimator={self.estimator}, which has one return for a whole response"
+        require(discounts or self.gamma == 1, "gamma", reason, self.gamma, 1.0)
         varied = self.estimator not in _OF_SINGLE_SAMPLES
         reason = f"because with estimator={self.estimator} groups of equal rewards have a gradient"
         skip = self.skip_zero_variance_groups
@@ -80,7 +84,7 @@ class Family(GRPO):
     @property
     def per_token(self) -> bool:
         """True if each token of a response has its own advantage."""
-        return bool(self.config.estimator == "reinforce_plus_plus")
+        return bool(self.config.estimator in PER_TOKEN)
 
     @property
     def compares_samples(self) -> bool:  # type: ignore[override]
@@ -92,8 +96,8 @@ class Family(GRPO):
         return "advantages" if self.per_token else "advantage"
 
     def writes(self) -> Sequence[str]:
-        baseline = ["baseline"] if self.config.estimator == "remax" else []
-        return [*super().writes(), *baseline]
+        needed = {"remax": ["baseline"], "optimal_token_baseline": ["old_log_probs"]}
+        return list(dict.fromkeys([*super().writes(), *needed.get(self.config.estimator, [])]))
 
     def draw(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate and score samples; with `refill`, replace groups without variance by other prompts."""
@@ -121,6 +125,8 @@ class Family(GRPO):
         return samples
 
     def with_advantages(self, roles: Roles, samples: Batch, reward: Tensor) -> Batch:
+        if self.config.estimator == "optimal_token_baseline":
+            return baseline_advantages(roles, samples, reward)
         if self.per_token:
             coefficient = self.kl.coefficient if self.kl_in_reward else 0.0
             kl = self.config.kl
@@ -139,7 +145,7 @@ def bounded_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
 
 def refuse_token_advantages(config: FamilyConfig, name: str) -> None:
     """Refuse advantages per token; called by losses with one ratio per response."""
-    whole = config.estimator != "reinforce_plus_plus"
+    whole = config.estimator not in PER_TOKEN
     expected = f"an estimator with one advantage per response, because {name} has one ratio per response"
     require(whole, "estimator", expected, config.estimator, "grpo")
 
