@@ -7,6 +7,7 @@ from itertools import chain, pairwise
 import pytest
 import torch
 
+from rlcore.algorithms.entropy import AdaptiveEntropyConfig
 from rlcore.algorithms.grpo import GRPO, GRPOConfig
 from rlcore.algorithms.kl import KLConfig
 from rlcore.algorithms.ppo import PPO, PPOConfig
@@ -107,6 +108,9 @@ def collect(algorithm, **options):
     return roles, algorithm.collect(roles, None)
 
 
+ADAPTIVE = AdaptiveEntropyConfig(target=0.5)
+
+
 def grpo(**settings):
     return GRPO(GRPOConfig(**settings))
 
@@ -165,7 +169,9 @@ VARIANTS = [
     pytest.param(grpo(epochs=2), id="grpo-off-policy"),
     pytest.param(grpo(kl=PENALTY), id="grpo-kl"),
     pytest.param(grpo(kl=IN_REWARD, minibatches=2), id="grpo-kl-in-reward"),
+    pytest.param(grpo(adaptive_entropy=ADAPTIVE), id="grpo-entropy"),
     pytest.param(ppo(), id="ppo"),
+    pytest.param(ppo(adaptive_entropy=ADAPTIVE), id="ppo-entropy"),
     pytest.param(ppo(kl=PENALTY, epochs=2), id="ppo-kl"),
     pytest.param(ppo(kl=IN_REWARD), id="ppo-kl-in-reward"),
 ]

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from rlcore_tests.assets import made_assets, real_assets
 
+from rlcore.algorithms.entropy import AdaptiveEntropyConfig
 from rlcore.algorithms.grpo import GRPO, GRPOConfig
 from rlcore.algorithms.kl import KLConfig
 from rlcore.algorithms.ppo import PPO, PPOConfig
@@ -120,7 +121,12 @@ class TestPPO(AlgorithmContract):
 
 
 class TestPPOWithMiniBatchesAndKLInTheReward(TestPPO):
-    config = PPOConfig(minibatches=2, clip_value=0.0, kl=KLConfig(coefficient=0.01, where="reward"))
+    config = PPOConfig(
+        minibatches=2,
+        clip_value=0.0,
+        adaptive_entropy=AdaptiveEntropyConfig(target=0.5),
+        kl=KLConfig(coefficient=0.01, where="reward"),
+    )
 
 
 class TestExactMatch(RewardContract):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.correction import CorrectionConfig, correct, with_effective_size
+from rlcore.algorithms.entropy import AdaptiveEntropyConfig, EntropyController
 from rlcore.algorithms.kl import KLConfig, KLController, kl_estimate
 from rlcore.algorithms.losses import clipped_policy_loss
 from rlcore.data.batch import Batch
@@ -56,7 +57,8 @@ class PolicyGradientConfig(EpochsConfig):
     dual_clip: float = 0.0
     """Bound on the loss of negative advantages, such as 3; 0 disables it."""
     entropy_coefficient: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; the first one if it adapts."""
+    adaptive_entropy: AdaptiveEntropyConfig = field(default_factory=AdaptiveEntropyConfig)
     mask_truncated: bool = False
     """Leave responses that reached a limit of length out of all losses and their averages. Their rewards count for the
     advantages of the others."""
@@ -71,6 +73,9 @@ class PolicyGradientConfig(EpochsConfig):
         require(self.clip_high >= 0, "clip_high", "0 or more", self.clip_high, 0.2)
         dual_clip_holds = self.dual_clip == 0 or self.dual_clip > 1
         require(dual_clip_holds, "dual_clip", "0, or more than 1", self.dual_clip, 3.0)
+        adaptive, first = self.adaptive_entropy, self.entropy_coefficient
+        expected = f"from 0 to adaptive_entropy.max={adaptive.max}"
+        require(not adaptive.target or 0 <= first <= adaptive.max, "entropy_coefficient", expected, first, 0.0)
 
 
 class Epochs:
@@ -161,6 +166,7 @@ class PolicyGradient(Epochs):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.kl = KLController(config.kl)
+        self.entropy = EntropyController(config.adaptive_entropy, config.entropy_coefficient)
 
     @property
     def needs_reference(self) -> bool:
@@ -186,10 +192,22 @@ class PolicyGradient(Epochs):
         old = [] if self.on_policy else ["old_log_probs"]
         reference = ["ref_log_probs"] if self.needs_reference else []
         engine = ["rollout_log_probs"] if self.config.correction.active else []
-        return {"actor": [self.advantage_column, *old, *reference, *engine]}
+        return {"actor": [self.advantage_column, *old, *reference, *engine, *self._entropy_column]}
 
     def writes(self) -> Sequence[str]:
-        return [self.advantage_column, *([] if self.on_policy else ["old_log_probs"])]
+        return [self.advantage_column, *([] if self.on_policy else ["old_log_probs"]), *self._entropy_column]
+
+    @property
+    def _entropy_column(self) -> list[str]:
+        """Column that carries an adaptive coefficient to the loss."""
+        return ["entropy_coefficient"] if self.entropy.adapts else []
+
+    def with_entropy_coefficient(self, roles: Roles, samples: Batch) -> Batch:
+        """Add the coefficient of the step as a row column if it adapts; called at the end of `collect`."""
+        if not self.entropy.adapts:
+            return samples
+        roles.note("entropy/coefficient", Mean(self.entropy.coefficient))
+        return samples.with_rows(entropy_coefficient=torch.full((len(samples),), self.entropy.coefficient))
 
     def update(self, roles: Roles, experience: Batch) -> Metrics:
         """Update the policy, without truncated responses if they are masked; move the reference when it is time."""
@@ -198,6 +216,8 @@ class PolicyGradient(Epochs):
             roles.note("experience/masked_tokens", Mean(float(length[truncated].sum())))
             experience = experience.take(np.flatnonzero(~truncated.numpy()))
         metrics = with_effective_size(super().update(roles, experience))
+        if "actor/entropy" in metrics:
+            self.entropy.observe(metrics["actor/entropy"].value)
         every, num_steps = self.config.kl.sync_every_steps, self.num_updates // self.config.epochs
         if every and num_steps % every == 0:
             roles.send("actor", "reference", mix=self.config.kl.sync_mix)
@@ -213,7 +233,9 @@ class PolicyGradient(Epochs):
         terms, metrics = self.policy_loss(log_probs, old, batch)
         terms, weights = correct(terms, old, batch, config.correction)
         metrics |= weights
-        if config.entropy_coefficient:
+        if self.entropy.adapts:
+            terms = terms - batch.per_token("entropy_coefficient") * entropy
+        elif config.entropy_coefficient:
             terms = terms - config.entropy_coefficient * entropy
         metrics["entropy"] = entropy.detach()
         if self.needs_reference:
@@ -247,11 +269,13 @@ class PolicyGradient(Epochs):
         return batch.per_token(self.advantage_column)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "kl": self.kl.state_dict()}
+        return {**super().state_dict(), "kl": self.kl.state_dict(), "entropy": self.entropy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.kl.load_state_dict(state["kl"])
+        if "entropy" in state:  # checkpoints of earlier versions have none
+            self.entropy.load_state_dict(state["entropy"])
 
 
 def sequence_kl(batch: Batch, *, estimator: str) -> Batch:

@@ -62,7 +62,7 @@ class GRPO(PolicyGradient):
         roles.note("experience/zero_variance_rows", Mean(float((~varied).sum())))
         if self.config.skip_zero_variance_groups:
             samples = samples.take(np.flatnonzero(varied.numpy()))
-        return samples
+        return self.with_entropy_coefficient(roles, samples)
 
     def draw(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate and score samples."""

@@ -66,7 +66,8 @@ class PPO(PolicyGradient):
         return {"actor": actor, "critic": ["values", "returns"]}
 
     def writes(self) -> Sequence[str]:
-        return ["old_log_probs", "advantages", "returns", "rewards", "advantage_mean", "advantage_std"]
+        own = ["old_log_probs", "advantages", "returns", "rewards", "advantage_mean", "advantage_std"]
+        return list(dict.fromkeys([*own, *super().writes()]))
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, score, compute log-probs and values, and estimate advantages next to the data."""
@@ -93,7 +94,8 @@ class PPO(PolicyGradient):
         if self.kl_in_reward:
             self.observe_kl(roles, estimated.fetch("kl"))
         samples |= estimated.select("rewards", "advantages", "returns")
-        return samples.with_rows(**self._whitening(estimated, samples))
+        samples = samples.with_rows(**self._whitening(estimated, samples))
+        return self.with_entropy_coefficient(roles, samples)
 
     def advantages(self, batch: Batch) -> Tensor:
         mean, std = batch.per_token("advantage_mean"), batch.per_token("advantage_std")

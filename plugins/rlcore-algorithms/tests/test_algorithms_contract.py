@@ -16,6 +16,7 @@ from rlcore_algorithms.gvpo import GVPO
 from rlcore_algorithms.kto import KTO
 from rlcore_algorithms.online_dpo import OnlineDPO
 from rlcore_algorithms.opo import OPO
+from rlcore_algorithms.optimal_token_baseline import OptimalTokenBaseline
 from rlcore_algorithms.orpo import ORPO
 from rlcore_algorithms.ppo import DualClipPPO
 from rlcore_algorithms.reinforce import Reinforce
@@ -28,6 +29,7 @@ from rlcore_algorithms.sapo import SAPO
 from rlcore_algorithms.sft import SFT
 
 from rlcore.algorithms.correction import CorrectionConfig
+from rlcore.algorithms.entropy import AdaptiveEntropyConfig
 from rlcore.algorithms.kl import KLConfig
 from rlcore.testing import AlgorithmContract
 
@@ -50,6 +52,8 @@ VARIANTS = {
     "DAPO": (DAPO, {**LATER, "overlong": OverlongConfig(tokens=2, factor=0.1)}),
     "DAPOCorrectedByToken": (DAPO, {"correction": BY_TOKEN}),
     "OPO": (OPO, {}),
+    "OptimalTokenBaseline": (OptimalTokenBaseline, {}),
+    "OptimalTokenBaselineLater": (OptimalTokenBaseline, {**LATER, "kl": KLConfig(coefficient=0.01, where="reward")}),
     "ReMax": (ReMax, {}),
     "GPG": (GPG, {"minibatches": 2}),
     "GSPO": (GSPO, {**LATER, "clip_low": 0.2, "clip_high": 0.2}),
@@ -67,6 +71,10 @@ VARIANTS = {
     "KLCov": (KLCov, {"share": 0.2, "penalty": 0.01}),
     "DualClipPPO": (DualClipPPO, {"correction": BY_TOKEN}),
     "Distillation": (Distillation, {"teacher": "somewhere"}),
+    "DistillationWithAdaptiveEntropy": (
+        Distillation,
+        {"teacher": "somewhere", "adaptive_entropy": AdaptiveEntropyConfig(target=0.5)},
+    ),
 }
 for name, (algorithm, settings) in VARIANTS.items():
     globals()[f"Test{name}"] = type(
@@ -88,6 +96,7 @@ def better_than_the_greedy_response(self, experience):
 
 
 TestDistillation.better = likelier_for_the_teacher  # noqa: F821
+TestDistillationWithAdaptiveEntropy.better = likelier_for_the_teacher  # noqa: F821
 TestReMax.better = better_than_the_greedy_response  # noqa: F821
 TestSAPOWithReMaxCorrectedBySequence.better = better_than_the_greedy_response  # noqa: F821
 

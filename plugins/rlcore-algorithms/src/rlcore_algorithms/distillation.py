@@ -50,7 +50,7 @@ class Distillation(PolicyGradient):
         return [*super().roles(), RoleSpec(name="teacher", worker="reference", model="algorithm.teacher")]
 
     def writes(self) -> Sequence[str]:
-        return ["old_log_probs", self.advantage_column]
+        return list(dict.fromkeys(["old_log_probs", *super().writes()]))
 
     def collect(self, roles: Roles, prompts: Batch) -> Batch:
         """Generate, and compute the log-probs of student and teacher."""
@@ -65,7 +65,7 @@ class Distillation(PolicyGradient):
         compared = roles.actor.apply(compare, samples.select("loss_mask", "old_log_probs") | teacher)
         kl, count = compared.fetch("kl_to_teacher"), samples.fetch("num_loss_tokens")
         roles.note("distillation/kl", Mean(float(kl.sum()), float(count.sum())))
-        return samples | compared.select("advantages")
+        return self.with_entropy_coefficient(roles, samples | compared.select("advantages"))
 
 
 def compare(batch: Batch) -> Batch:
