@@ -26,7 +26,7 @@ class Answers:
     """Configured responses of the test server, and the requests that it received."""
 
     def __init__(self):
-        self.asked, self.headers, self.failures = [], [], []
+        self.asked, self.paths, self.headers, self.failures = [], [], [], []
         self.wait_s, self.at_once, self.most_at_once = 0.0, 0, 0
         self.lock = threading.Lock()
         self.answer = lambda body: {"scores": [float(len(one["completion"])) for one in body["samples"]]}
@@ -44,6 +44,7 @@ def server():
                 answers.most_at_once = max(answers.most_at_once, answers.at_once)
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             answers.asked.append(body)
+            answers.paths.append(self.path)
             answers.headers.append(dict(self.headers))
             time.sleep(answers.wait_s)
             status = answers.failures.pop(0) if answers.failures else 200
