@@ -53,13 +53,18 @@ def test_a_run_with_actor_and_rollout_in_one_pool_on_ray(tmp_path):
     check(train(sys.executable, tmp_path, "runtime=ray", "placement=colocated", "device_sharing=always"))
 
 
-def test_weights_arrive_while_responses_are_generated(tmp_path):
-    ahead = ["runtime=ray", "schedule=async", "placement=split", "rollout.max_batch_size=8"]
-    steps = train(sys.executable, tmp_path, *ahead, length=["trainer.steps=5", "trainer.prompts_per_step=8"])
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+def check_async(directory, python, *settings):
+    """Train five steps with schedule=async, and check that all prompts were trained on, within the bound."""
+    ahead = ["schedule=async", "placement=split", "rollout.max_batch_size=8", *settings]
+    steps = train(python, directory, *ahead, length=["trainer.steps=5", "trainer.prompts_per_step=8"])
+    last = json.loads((directory / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["step"], last["progress/samples"]) == (5, 5 * 8 * 8)
     assert all(line["schedule/staleness_max"] <= 4 for line in steps)
     assert steps[0]["actor/rollout_logprob_gap"] < 5e-3
+
+
+def test_weights_arrive_while_responses_are_generated(tmp_path):
+    check_async(tmp_path, sys.executable, "runtime=ray")
 
 
 def test_responses_in_one_pool_continue_after_the_update(tmp_path):
@@ -85,6 +90,11 @@ def test_a_run_with_trainer_and_engine_in_two_virtual_environments_on_ray(tmp_pa
     needs_controller()
     pools = ["runtime=ray", "placement=split", f"pools.rollout.python={sys.executable}"]
     check(train(CONTROLLER, tmp_path, *pools, f"transfer={transfer}"))
+
+
+def test_weights_arrive_in_another_virtual_environment_while_it_generates(tmp_path):
+    needs_controller()
+    check_async(tmp_path, CONTROLLER, "runtime=ray", f"pools.rollout.python={sys.executable}")
 
 
 @pytest.fixture

@@ -17,16 +17,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import counted
 from rlcore_sglang import SGLangConfig, SGLangRollout
 from rlcore_sglang.server import _wrong_server
 from rlcore_sglang.weights import LOADER, NO_VERSION
+from rlcore_tests.counts import counted_tokens
+from test_runs import check_async
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
 from rlcore.kits import http
 from rlcore.kits.engine.checks import end_ids, read_limits
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.quickstart import locate
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import request, run, tokens, weights
 from rlcore.testing.waiting import HANG_S
@@ -151,7 +153,7 @@ def endless(model):
 def test_tokens_of_unfinished_responses_are_counted(url, small_model):
     client = _client(url, small_model)
     client.load_weights(iter(endless(small_model)), 5)
-    found = asyncio.run(asyncio.wait_for(counted(client, [request(0, max_response_tokens=100)]), HANG_S))
+    found = asyncio.run(asyncio.wait_for(counted_tokens(client, [request(0, max_response_tokens=100)]), HANG_S))
 
     assert found[0] < found[-2]
 
@@ -182,7 +184,7 @@ def test_a_server_gets_at_most_max_batch_size_requests_at_once(url, small_model)
     client = _client(url, small_model, max_batch_size=3)
     num_waiting, most, answer = 0, 0, client._engine.answer
 
-    async def counted(*arguments):
+    async def counting(*arguments):
         nonlocal num_waiting, most
         num_waiting += 1
         most = max(most, num_waiting)
@@ -191,7 +193,7 @@ def test_a_server_gets_at_most_max_batch_size_requests_at_once(url, small_model)
         finally:
             num_waiting -= 1
 
-    client._engine.answer = counted
+    client._engine.answer = counting
     assert len(run(client, [request(i) for i in range(12)])) == 12
     assert most == 3
 
@@ -344,3 +346,9 @@ class _stub:
     def __exit__(self, *_):
         self.server.shutdown()
         self.server.server_close()
+
+
+def test_a_run_sends_weights_to_a_server_while_it_generates(tmp_path):
+    command = ["rlcore_sglang.serve", locate("quickstart:model"), "--max-batch-size", "16"]
+    with serving(command, tmp_path) as at:
+        check_async(tmp_path, sys.executable, f"rollout.url={at}", "pools.rollout.device=cpu", "runtime=ray")

@@ -16,12 +16,14 @@ from models import flattened, save_tiny, teacher_forced
 from rlcore_tests.counts import counted_tokens
 from rlcore_vllm import VLLMConfig, VLLMRollout
 from rlcore_vllm import server as server_module
+from test_runs import check_async
 
 from rlcore.errors import ConfigError, DeadlineExceeded, InfrastructureError, ModelError
 from rlcore.kits.http import JsonClient
 from rlcore.models.load import load_model, load_tokenizer
 from rlcore.protocols.backend import ModelConfig
 from rlcore.protocols.rollout import RolloutContext
+from rlcore.quickstart import locate
 from rlcore.testing import ModelRolloutContract
 from rlcore.testing.rollout import weights
 from rlcore.testing.waiting import HANG_S
@@ -426,3 +428,11 @@ def test_a_server_killed_while_weights_arrive_is_an_error_and_serves_nothing(mor
     assert arrived == [0, 1]
     with pytest.raises(InfrastructureError, match="incomplete weights"):
         run(engine, requests_of([[3, 4]]))
+
+
+def test_a_run_sends_weights_to_a_server_while_it_generates(tmp_path):
+    process, url = start(locate("quickstart:model"), tmp_path / "log")
+    try:
+        check_async(tmp_path, f"rollout.url={url}", "pools.rollout.device=cpu")
+    finally:
+        end(process)
