@@ -3,10 +3,10 @@
     run/checkpoints/step_000050/
       actor/ critic/          files of their backends: safetensors in Hugging Face layout, optimizer state, step
       trainer.json            step, loader and ledger, algorithm state, counters, versions of plugins
-      manifest.json           every file with its size, written last
+      manifest.json           every file with its size and checksum, written last
     run/checkpoints/best      link to the one that checkpoint.keep_best keeps
 
-A directory without a manifest, or whose files do not match it, is incomplete and never loaded.
+A directory without a manifest, or whose files do not match it, is damaged and never loaded; see manifest.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 from rlcore.data.recorded import flush
 from rlcore.errors import ConfigError, RlcoreError, RunError, UserError
+from rlcore.trainer.manifest import damage, write_manifest
 
 logger = logging.getLogger(__name__)
 _PREFIX = "step_"
@@ -57,7 +58,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             save_roles(temporary)
-            _write_json(temporary / "trainer.json", state)
+            (temporary / "trainer.json").write_text(json.dumps(state, indent=1))
         self.writing = step
 
     def complete(self, finish_roles: Callable[[Path], None], best: int = 0) -> Checkpoint:
@@ -71,12 +72,7 @@ class Checkpoints:
         final = self.directory / f"{_PREFIX}{step:06d}"
         with self._or_nothing(step) as temporary:
             finish_roles(temporary)
-            sizes = {
-                str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()
-            }
-            for name in sizes:
-                flush(temporary / name)
-            _write_json(temporary / "manifest.json", {"step": step, "files": sizes})
+            write_manifest(temporary, step)
             shutil.rmtree(final, ignore_errors=True)
             temporary.rename(final)
             flush(self.directory)
@@ -86,7 +82,7 @@ class Checkpoints:
                 link.symlink_to(final.name)
                 link.replace(self.directory / "best")
         self._forget_before(step, best)
-        return read_checkpoint(final)
+        return _read(final)
 
     @contextmanager
     def _or_nothing(self, step: int) -> Iterator[Path]:
@@ -107,40 +103,49 @@ class Checkpoints:
             raise
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint; damaged ones are skipped with a warning."""
+        """Return the newest complete checkpoint, by the sizes of its files; others are skipped with a warning."""
         return newest(self.directory)
 
-    def sweep(self) -> None:
-        """Remove directories that a killed process left half written or half removed."""
+    def sweep(self, step: int | None = None) -> None:
+        """Remove directories that a killed process left half written or half removed.
+
+        Args:
+            step: the checkpoint from which the run resumes. Later ones are damaged and get the ending `.damaged`.
+        """
         for ending in ("writing", "removing"):
             for path in self.directory.glob(f".{_PREFIX}*.{ending}"):
                 shutil.rmtree(path)
+        later = [] if step is None else [it for it in checkpoint_paths(self.directory) if int(_step(it)) > step]
+        for path in later:
+            damaged = _unused(path.with_name(f"{path.name}.damaged"))
+            logger.warning("%s is damaged: it is now %s", path, path.rename(damaged).name)
 
     def set_aside(self) -> None:
         """Rename the checkpoints of an earlier run of the same name, so that a new run does not mix with them."""
         if not checkpoint_paths(self.directory):
             return
-        number = 1
-        while (old := self.directory.with_name(f"{self.directory.name}.{number}")).exists():
-            number += 1
-        self.directory.rename(old)
+        old = self.directory.rename(_unused(self.directory.with_name(f"{self.directory.name}.1")))
         logger.warning("the checkpoints of an earlier run are now in %s", old)
 
     def _forget_before(self, step: int, best: int = 0) -> None:
         """Keep this checkpoint, the last few before it and the best. Later ones are damaged, so they are not counted."""
         earlier = [path for path in checkpoint_paths(self.directory) if int(_step(path)) < step]
         earlier = [path for path in earlier if int(_step(path)) != best]
-        older = [path for path in earlier if damage(path) is None]
+        older = [path for path in earlier if damage(path, checksums=False) is None]
         for path in older[: max(0, len(older) - self._keep_last + 1)]:
             shutil.rmtree(path.rename(path.with_name(f".{path.name}.removing")))  # after a kill, `sweep` removes it
 
 
-def newest(directory: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a directory; damaged ones are skipped with a warning."""
+def newest(directory: Path, *, checksums: bool = False) -> Checkpoint | None:
+    """Return the newest complete checkpoint of a directory; damaged ones are skipped with a warning.
+
+    Args:
+        checksums: compare the contents of all files, for a checkpoint that will be loaded.
+    """
     for path in reversed(checkpoint_paths(directory)):
-        problem = damage(path)
+        problem = damage(path, checksums=checksums)
         if problem is None:
-            return read_checkpoint(path)
+            return _read(path)
         logger.warning("%s is not complete (%s); trying an earlier one", path, problem)
     return None
 
@@ -169,45 +174,29 @@ def hold(directory: Path) -> TextIO:
     return file
 
 
+def _unused(path: Path) -> Path:
+    """Return a path that does not exist, with a higher number if this one does: checkpoints.1, .2; damaged, damaged.1."""
+    while path.exists():
+        stem, _, number = path.name.rpartition(".")
+        path = path.with_name(f"{stem}.{int(number) + 1}" if number.isdigit() else f"{path.name}.1")
+    return path
+
+
 def _step(path: Path) -> str:
     return path.name.removeprefix(_PREFIX)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint directory.
+    """Read a checkpoint directory that will be loaded.
 
     Raises:
-        UserError: it is missing or incomplete.
+        UserError: it is missing, incomplete or damaged.
     """
-    problem = damage(path)
-    if problem is not None:
+    if problem := damage(path, checksums=True):
         raise UserError(f"{path} is not a complete checkpoint: {problem}\nComplete ones:  ls {path.parent}")
+    return _read(path)
+
+
+def _read(path: Path) -> Checkpoint:
     state = json.loads((path / "trainer.json").read_text())
     return Checkpoint(step=int(state["step"]), path=path, state=state)
-
-
-def damage(path: Path) -> str | None:
-    """Return the problem of a checkpoint directory, or None if it is complete."""
-    manifest = path / "manifest.json"
-    if not manifest.is_file():
-        return "no manifest.json"
-    try:
-        files = {str(name): int(size) for name, size in json.loads(manifest.read_text())["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"manifest.json is broken: {error}"
-    for name, size in files.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes instead of {size}"
-    try:
-        int(json.loads((path / "trainer.json").read_text())["step"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"trainer.json is broken: {error}"
-    return None
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=1))
-    flush(path)

@@ -23,7 +23,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
     """
     for directory in (path, path / "checkpoints"):
         if paths := checkpoint_paths(directory):
-            return newest(directory) or read_checkpoint(paths[-1])
+            return newest(directory, checksums=True) or read_checkpoint(paths[-1])
     if not path.is_dir():
         siblings = [p for p in path.parent.glob("*") if p.is_dir()]
         raise UserError(f"there is no directory {path}.{did_you_mean_path(path, siblings)}\n{_GIVE}")

@@ -66,8 +66,11 @@ def launch(plan: Plan, hooks: Hooks) -> Run:
 
 def _check_resume(plan: Plan, lock: TextIO) -> None:
     """Check that no newer checkpoint appeared before this process locked the directory."""
-    latest = None if plan.config.run.resume == "never" else newest(plan.directory / "checkpoints")
-    if latest is not None and (plan.resume is None or plan.resume.step != latest.step):
+    directory, planned = plan.directory / "checkpoints", plan.resume.step if plan.resume else None
+    latest = None if plan.config.run.resume == "never" else newest(directory)
+    if latest is not None and latest.step != planned:  # new, or damaged
+        latest = newest(directory, checksums=True)
+    if latest is not None and latest.step != planned:
         lock.close()
         raise ConfigError(
             f"{plan.directory}: another process has just written the checkpoint of step {latest.step}\n"
@@ -76,7 +79,7 @@ def _check_resume(plan: Plan, lock: TextIO) -> None:
 
 
 def _start(plan: Plan, run: Run) -> None:
-    run.checkpoints.sweep()
+    run.checkpoints.sweep(plan.resume.step if plan.resume else None)
     if plan.config.schedule.record:
         prepare(plan.directory, run.source.loader, plan.resume.step if plan.resume else 0)
     if plan.resume is None:

@@ -373,7 +373,7 @@ def _find_checkpoint(
     """Return the checkpoint to resume from; refused if prompts changed or the checkpoint lacks the state of a role."""
     if config.run.resume == "never":
         return None
-    latest = newest(directory / "checkpoints")
+    latest = newest(directory / "checkpoints", checksums=True)
     if latest is None and config.run.resume == "must":
         siblings = [path.name for path in directory.parent.glob("*") if path != directory]
         near = difflib.get_close_matches(directory.name, siblings, n=1)
