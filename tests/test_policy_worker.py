@@ -56,6 +56,19 @@ def test_the_gap_counts_only_samples_of_the_newest_version(actor):
     assert found["policy_gap"] == pytest.approx((fresh + old) / sum(LOSS_TOKENS), rel=1e-4)
 
 
+def test_log_probs_at_a_multiple_of_the_temperature(actor):
+    """At half the temperature, the log-probs differ from twice those at the temperature by log Σ p² of the token."""
+    batch = make_batch()
+    whole, half = (actor.log_probs(batch, factor).local() for factor in (1.0, 0.5))
+    mask = batch["loss_mask"]
+    squares = (2 * whole["log_probs"] - half["log_probs"])[mask].exp()
+
+    assert (half["entropy"] < whole["entropy"])[mask].all()
+    assert (squares >= whole["log_probs"][mask].exp() ** 2 - 1e-6).all()
+    assert ((squares > 0) & (squares < 1)).all()
+    assert not half["log_probs"][~mask].any()
+
+
 def test_without_a_fresh_token_there_is_no_gap(actor):
     batch = sampled(actor, [-1, -1, -1, 0, -1, -1, -1, -1], [0.5] * 8)
 

@@ -349,6 +349,16 @@ def test_two_ranks_choose_the_same_tokens_and_take_the_same_steps_as_one_rank(tm
         assert line == pytest.approx(other, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
+def test_kto_on_two_ranks_has_the_reference_point_and_the_steps_of_one_rank(tmp_path, labeled):
+    settings = ["kto", f"data.train={labeled}", "data.eval=", "trainer.prompts_per_step=15", "algorithm.minibatches=2"]
+    one = run(tmp_path / "one", *settings, steps=3)
+    two = run(tmp_path / "two", *settings, "runtime=ray", "pools.main.devices_per_node=2", steps=3)
+
+    for line, other in zip(one, two, strict=True):
+        assert line == pytest.approx(other, rel=1e-3, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
