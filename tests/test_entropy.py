@@ -30,13 +30,14 @@ def test_the_coefficient_rises_below_the_target_and_is_applied_only_there():
     assert applied == [0.25, 0.5, 0.75, 0.75, 0.0, 0.0, 0.5, 0.5]
 
 
-def test_the_coefficient_does_not_fall_below_0():
-    controller = EntropyController(AdaptiveEntropyConfig(target=0.5, delta=0.25, max=0.5), 0.0)
+@pytest.mark.parametrize("lowest", [0.0, 0.125])
+def test_the_coefficient_does_not_fall_below_its_minimum(lowest):
+    controller = EntropyController(AdaptiveEntropyConfig(target=0.5, delta=0.25, min=lowest, max=0.5), lowest)
     for _ in range(3):
         controller.observe(0.9)
     controller.observe(0.4)
 
-    assert controller.coefficient == 0.25
+    assert controller.coefficient == lowest + 0.25
 
 
 @pytest.mark.parametrize("entropy", [float("nan"), float("inf")])
@@ -72,10 +73,11 @@ def test_the_state_is_json():
     [
         ({"adaptive_entropy": {"target": -1.0}}, ["algorithm.adaptive_entropy.target", "0 or more"]),
         ({"adaptive_entropy": {"delta": 0.0}}, ["algorithm.adaptive_entropy.delta", "more than 0"]),
-        ({"adaptive_entropy": {"max": 0.0}}, ["algorithm.adaptive_entropy.max", "more than 0"]),
+        ({"adaptive_entropy": {"min": -0.1}}, ["algorithm.adaptive_entropy.min", "0 or more"]),
+        ({"adaptive_entropy": {"max": 0.1, "min": 0.1}}, ["algorithm.adaptive_entropy.max", "more than min=0.1"]),
         (
-            {"adaptive_entropy": {"target": 0.5}, "entropy_coefficient": 0.1},
-            ["algorithm.entropy_coefficient", "adaptive_entropy.max=0.005"],
+            {"adaptive_entropy": {"target": 0.5, "max": 0.01}, "entropy_coefficient": 0.1},
+            ["algorithm.entropy_coefficient", "from adaptive_entropy.min=0.0 to max=0.01"],
         ),
     ],
 )

@@ -74,8 +74,9 @@ class PolicyGradientConfig(EpochsConfig):
         dual_clip_holds = self.dual_clip == 0 or self.dual_clip > 1
         require(dual_clip_holds, "dual_clip", "0, or more than 1", self.dual_clip, 3.0)
         adaptive, first = self.adaptive_entropy, self.entropy_coefficient
-        expected = f"from 0 to adaptive_entropy.max={adaptive.max}"
-        require(not adaptive.target or 0 <= first <= adaptive.max, "entropy_coefficient", expected, first, 0.0)
+        within = not adaptive.target or adaptive.min <= first <= adaptive.max
+        expected = f"from adaptive_entropy.min={adaptive.min} to max={adaptive.max}"
+        require(within, "entropy_coefficient", expected, first, adaptive.min)
 
 
 class Epochs:

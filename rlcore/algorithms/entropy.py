@@ -4,8 +4,9 @@ With e the mean entropy of the policy per token, in nats, and c the coefficient 
 
     bonus = c · entropy if e <= target, else 0;   next step: c + delta if e < target, c - delta if e > target
 
-The coefficient stays between 0 and `max`. Departure: e is measured in the updates of the step before, which needs no
-forward pass; before it is known, the bonus is applied.
+The paper starts at c = 0, with target = 0.2 and delta = 0.005. Departures:
+1. c stays between `min` and `max`.
+2. e is measured in the updates of the step before, which needs no forward pass; before it is known, the bonus is applied.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ class AdaptiveEntropyConfig:
 
     target: float = 0.0
     """Entropy per token, in nats, below which the coefficient rises and above which it falls; 0: it is constant."""
-    delta: float = 1e-4
+    delta: float = 5e-3
     """Change of the coefficient in each step."""
-    max: float = 5e-3
+    min: float = 0.0
+    """Smallest coefficient."""
+    max: float = 1.0
     """Largest coefficient."""
 
     def __post_init__(self) -> None:
         require(self.target >= 0, "target", "0 or more", self.target, 0.2)
-        require(self.delta > 0, "delta", "more than 0", self.delta, 1e-4)
-        require(self.max > 0, "max", "more than 0", self.max, 5e-3)
+        require(self.delta > 0, "delta", "more than 0", self.delta, 5e-3)
+        require(self.min >= 0, "min", "0 or more", self.min, 0.0)
+        require(self.max > self.min, "max", f"more than min={self.min}", self.max, 1.0)
 
 
 class EntropyController:
@@ -61,7 +65,7 @@ class EntropyController:
         self._entropy = entropy
         if entropy != self._config.target:
             change = self._config.delta if entropy < self._config.target else -self._config.delta
-            self._coefficient = min(self._config.max, max(0.0, self._coefficient + change))
+            self._coefficient = min(self._config.max, max(self._config.min, self._coefficient + change))
 
     def state_dict(self) -> dict[str, Any]:
         return {"coefficient": self._coefficient, "entropy": self._entropy}
