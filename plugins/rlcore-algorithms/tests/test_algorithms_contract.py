@@ -26,6 +26,7 @@ from rlcore_algorithms.reward_model import RewardModel
 from rlcore_algorithms.rloo import RLOO
 from rlcore_algorithms.sampling import OverlongConfig
 from rlcore_algorithms.sapo import SAPO
+from rlcore_algorithms.served_teacher import TeacherServerConfig
 from rlcore_algorithms.sft import SFT
 
 from rlcore.algorithms.correction import CorrectionConfig
@@ -71,6 +72,7 @@ VARIANTS = {
     "KLCov": (KLCov, {"share": 0.2, "penalty": 0.01}),
     "DualClipPPO": (DualClipPPO, {"correction": BY_TOKEN}),
     "Distillation": (Distillation, {"teacher": "somewhere"}),
+    "DistillationFromAServer": (Distillation, {"server": TeacherServerConfig(url="http://h", model="m")}),
     "DistillationWithAdaptiveEntropy": (
         Distillation,
         {"teacher": "somewhere", "adaptive_entropy": AdaptiveEntropyConfig(target=0.5)},
@@ -97,6 +99,7 @@ def better_than_the_greedy_response(self, experience):
 
 TestDistillation.better = likelier_for_the_teacher  # noqa: F821
 TestDistillationWithAdaptiveEntropy.better = likelier_for_the_teacher  # noqa: F821
+TestDistillationFromAServer.better = likelier_for_the_teacher  # noqa: F821
 TestReMax.better = better_than_the_greedy_response  # noqa: F821
 TestSAPOWithReMaxCorrectedBySequence.better = better_than_the_greedy_response  # noqa: F821
 

@@ -131,6 +131,17 @@ def test_every_estimator_works_with_every_loss_except_token_advantages_with_resp
         (DAPO, {"refill": {"rounds": -1}}, ["algorithm.refill.rounds"]),
         (DAPO, {"overlong": {"tokens": -1}}, ["algorithm.overlong.tokens"]),
         (Distillation, {}, ["algorithm.teacher", "a directory in Hugging Face layout"]),
+        (
+            Distillation,
+            {"server": {"url": "http://h"}},
+            ["algorithm.server.model", "the name of the model on the server"],
+        ),
+        (Distillation, {"server": {"url": "h:1", "model": "m"}}, ["algorithm.server.url", "http://…"]),
+        (
+            Distillation,
+            {"teacher": "DIR", "server": {"url": "http://h", "model": "m"}},
+            ["algorithm.teacher", "nothing with server.url=http://h"],
+        ),
         (SFT, {"average": "row-mean"}, ["algorithm.average", "token-mean"]),
         (KTO, {"beta": 0.0}, ["algorithm.beta", "more than 0"]),
         (KTO, {"desirable_weight": -1.0}, ["algorithm.desirable_weight", "0 or more"]),

@@ -6,13 +6,15 @@
 The advantage of a token counts that token alone (discount 0), as in MiniLLM's single-step part (arXiv
 2306.08543). The teacher is a frozen model with the same tokenizer: `algorithm.teacher=DIR`. No reward is
 required; a configured one is only logged. Departure from GKD: the divergence is estimated at the sampled
-token, not summed over the vocabulary, so no logits leave the models.
+token, not summed over the vocabulary, so no logits leave the models. The teacher may also be a model on a
+server of vLLM (served_teacher.py): `algorithm.server={url: http://localhost:8000/v1, model: NAME}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -23,6 +25,7 @@ from rlcore.protocols.algorithm import RoleSpec
 from rlcore.protocols.roles import Roles
 from rlcore.types import Mean
 from rlcore.workers.policy import ReferenceWorker
+from rlcore_algorithms.served_teacher import ServedTeacherWorker, TeacherServerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +33,16 @@ class DistillationConfig(PolicyGradientConfig):
     """Settings of on-policy distillation."""
 
     teacher: str = ""
-    """Directory of the teacher model."""
+    """Directory of the teacher model; empty with `server`."""
+    server: TeacherServerConfig = field(default_factory=TeacherServerConfig)
 
     def __post_init__(self) -> None:
         PolicyGradientConfig.__post_init__(self)
-        require(bool(self.teacher), "teacher", "a directory in Hugging Face layout", "nothing", "DIR")
+        given = bool(self.teacher) != bool(self.server.url)
+        expected = (
+            f"nothing with server.url={self.server.url}" if self.server.url else "a directory in Hugging Face layout"
+        )
+        require(given, "teacher", expected, self.teacher or "nothing", "''" if self.server.url else "DIR")
         expected = "loss, because distillation does not train on rewards"
         require(self.kl.where == "loss", "kl.where", expected, self.kl.where, "loss")
 
@@ -47,7 +55,9 @@ class Distillation(PolicyGradient):
     without = ("reward",)
 
     def roles(self) -> Sequence[RoleSpec]:
-        return [*super().roles(), RoleSpec(name="teacher", worker="reference", model="algorithm.teacher")]
+        here = RoleSpec(name="teacher", worker="reference", model="algorithm.teacher")
+        served = RoleSpec(name="teacher", worker="served_teacher")
+        return [*super().roles(), served if self.config.server.url else here]
 
     def writes(self) -> Sequence[str]:
         return list(dict.fromkeys(["old_log_probs", *super().writes()]))
@@ -61,7 +71,8 @@ class Distillation(PolicyGradient):
         samples |= roles.actor.log_probs(samples).rename(log_probs="old_log_probs").drop("entropy")
         if self.needs_reference:
             samples |= roles.reference.log_probs(samples)
-        teacher = roles.group("teacher", ReferenceWorker).log_probs(samples).rename(ref_log_probs="teacher_log_probs")
+        kind: Any = ServedTeacherWorker if self.config.server.url else ReferenceWorker
+        teacher = roles.group("teacher", kind).log_probs(samples).rename(ref_log_probs="teacher_log_probs")
         compared = roles.actor.apply(compare, samples.select("loss_mask", "old_log_probs") | teacher)
         kl, count = compared.fetch("kl_to_teacher"), samples.fetch("num_loss_tokens")
         roles.note("distillation/kl", Mean(float(kl.sum()), float(count.sum())))
