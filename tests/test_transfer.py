@@ -1,6 +1,7 @@
 """Weight transfer between pools: complete or an error, in buckets, and usable after a failure."""
 
 import logging
+import time
 import weakref
 
 import pytest
@@ -15,7 +16,7 @@ from rlcore.controller.make import make_runtime
 from rlcore.controller.pool import PoolConfig, RuntimeConfig
 from rlcore.controller.runtime import LocalStore
 from rlcore.controller.transfer import Collective, InProcess, ObjectStore
-from rlcore.errors import ConfigError, HostDied, ModelError
+from rlcore.errors import ConfigError, DeadlineExceeded, HostDied, InfrastructureError, ModelError
 from rlcore.testing.training import make_batch, save_model
 from rlcore.testing.waiting import HANG_S
 from rlcore.workers.policy import PolicyWorker, ReferenceWorker
@@ -24,11 +25,11 @@ from tests.workers import Giver, Taker, model_group, some_weights
 BUCKET = 2048
 
 
-def start(name):
+def start(name, timeout_s=HANG_S):
     """Start a runtime with two pools of two hosts, whatever the number of cores."""
     if name == "ray" and not ray.is_initialized():
         ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
-    runtime = make_runtime(RuntimeConfig(name=name, call_timeout_s=HANG_S))
+    runtime = make_runtime(RuntimeConfig(name=name, call_timeout_s=timeout_s))
     runtime.start({pool: PoolConfig(devices_per_node=2, device="cpu") for pool in ("a", "b")}, {})
     return runtime
 
@@ -187,6 +188,33 @@ def test_a_target_killed_during_a_transfer_is_reported_at_once(way):
             transfer.send(2)
     finally:
         runtime.shutdown()
+
+
+class OneRaisesOneHangs(Taker):
+    """Worker whose first rank cannot load the weights, and whose second one receives all of them and hangs."""
+
+    def load_weights(self, weights, version):
+        if self.context.rank == 0:
+            raise InfrastructureError("no memory for the weights")
+        super().load_weights(weights, version)
+        time.sleep(HANG_S)
+
+
+def test_when_one_engine_raises_and_the_other_hangs_the_error_names_it():
+    runtime = start("ray", timeout_s=10.0)
+    try:
+        source = spawn(Giver, runtime, role="actor", pool="a")
+        target = spawn(OneRaisesOneHangs, runtime, role="rollout", pool="b")
+        target.members.tolerate(1, keeper="a")
+
+        with pytest.raises(DeadlineExceeded) as raised:
+            Collective(source=source, target=target).send(1)
+    finally:
+        runtime.shutdown()
+
+    assert "stack of rank 1 of pool 'b':\n" in str(raised.value)
+    assert "in load_weights" in str(raised.value)
+    assert "1 other engines of pool 'b' failed before; schedule.max_engine_failures=1" in raised.value.__notes__
 
 
 def test_an_impossible_transfer_method_is_refused_with_a_possible_one():

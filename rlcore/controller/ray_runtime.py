@@ -109,31 +109,27 @@ class RayRuntime:
         interrupt: Interrupt = None,
     ) -> list[Reply]:
         values: dict[Any, Any] = {}
-        try:
-            for handle in self._finished(handles, timeout_s, interrupt):
-                values[handle] = self._result(handle, what)
-            if late := [handle for handle in handles if handle not in values]:
-                raise DeadlineExceeded(self._diagnosis(late, what, timeout_s, setting))
-        finally:
-            self._forget(handles)
+        for handle in self._finished(handles, timeout_s, interrupt):
+            values[handle] = self._result(handle, what)
+        if late := [handle for handle in handles if handle not in values]:
+            raise DeadlineExceeded(self._diagnosis(late, what, timeout_s, setting))
+        self._forget(handles)  # not after an error: the caller may wait for the others, or again
         return [values[handle] for handle in handles]
 
     def wait_each(
         self, handles: Sequence[Any], what: str, timeout_s: float, interrupt: Interrupt = None
     ) -> list[Reply | InfrastructureError]:
         outcomes: dict[Any, Reply | InfrastructureError] = {}
-        try:
-            for handle in self._finished(handles, timeout_s, interrupt):
-                try:
-                    outcomes[handle] = reply = self._value(handle, what)
-                    reply.check()
-                except InfrastructureError as error:
-                    outcomes[handle] = error
-            for handle in handles:
-                if handle not in outcomes:
-                    outcomes[handle] = DeadlineExceeded(self._diagnosis([handle], what, timeout_s, "call_timeout_s"))
-        finally:
-            self._forget(handles)
+        for handle in self._finished(handles, timeout_s, interrupt):
+            try:
+                outcomes[handle] = reply = self._value(handle, what)
+                reply.check()
+            except InfrastructureError as error:
+                outcomes[handle] = error
+        for handle in handles:
+            if handle not in outcomes:
+                outcomes[handle] = DeadlineExceeded(self._diagnosis([handle], what, timeout_s, "call_timeout_s"))
+        self._forget(handles)
         return [outcomes[handle] for handle in handles]
 
     def done(self, handles: Sequence[Any]) -> bool:

@@ -123,9 +123,9 @@ class Broadcast:
         self._announce({"end": True})
 
     def receive(self) -> Named:
-        """Yield all weights that are sent; each tensor is valid until the next one is requested."""
-        self._is_over = False
-        yield from self._rest()
+        """Return all weights that are sent; each tensor is valid until the next one is requested."""
+        self._is_over = False  # before the first is requested, so that `drain` also receives for a reader that fails
+        return self._rest()
 
     def drain(self) -> None:
         """Receive and discard the rest, so that the other ranks get theirs."""
