@@ -112,7 +112,7 @@ class GroupMethod:
             record.on_wait(what)
         waiting = submitted if group.runtime.inline else time.time()
         with record.blocked():
-            replies = group.members.wait(handles, what, interrupt)
+            replies = group.members.wait(handles, what, interrupt or record.while_waiting)
         record.ran(what, group.pool, replies, submitted, waiting)
         return {rank: self._arrive(reply.value) for rank, reply in replies.items()}
 

@@ -13,7 +13,8 @@ from rlcore.controller.ray_store import RayStore
 
 
 class RayHost:
-    """The actor: a Host, and two more threads: for polls, and for control, which responds while the others are busy."""
+    """The actor: a Host, and three more threads: two for calls that run beside others, such as polls and rewards, and one
+    for control, which responds while the others are busy."""
 
     def __init__(self, info: HostInfo, alone: bool) -> None:
         use_interface_of(self.address(), alone=alone)

@@ -177,7 +177,7 @@ class RayRuntime:
                 " them\nList them:  ray status     or wait longer:"
                 f"  runtime.start_timeout_s={2 * self.config.start_timeout_s:g}"
             )
-        actor_class = ray.remote(concurrency_groups={"control": 1, "polls": 1})(RayHost)
+        actor_class = ray.remote(concurrency_groups={"control": 1, "polls": 2})(RayHost)
         self._actors[name] = [
             actor_class.options(
                 num_cpus=pool.cpus_per_device,

@@ -27,10 +27,20 @@ class Record:
     """Times of the calls on each rank, and of the controller's waits for them."""
     on_wait: Callable[[str], None] | None = None
     """Called with "role.method" when the controller begins to wait for it."""
+    while_waiting: Callable[[], None] | None = None
+    """Called about once per second while the controller waits for a call; it must not wait itself."""
 
     def note(self, name: str, total: float, weight: float = 1.0) -> None:
         """Add a metric whose value is the sum of the totals over the sum of the weights."""
         self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + Mean(float(total), float(weight))
+
+    def include(self, other: Record) -> None:
+        """Add the costs of calls that were noted elsewhere."""
+        self.blocked_s += other.blocked_s
+        self.num_bytes += other.num_bytes
+        self.calls += other.calls
+        for what, seconds in other.busy_s.items():
+            self.spent(what, seconds)
 
     def spent(self, what: str, seconds: float) -> None:
         """Add time that the slowest rank spent in a call."""

@@ -72,7 +72,7 @@ class RewardExecutor:
     def score(self, samples: Sequence[Mapping[str, object]]) -> list[Outcome]:
         """Return one outcome per sample, in order. A sample has the columns of its dataset and SAMPLE_FIELDS."""
         if not self._close.alive:
-            raise InfrastructureError("the reward executor is closed\nCreate a new one.")
+            raise _closed()
         parts: list[list[RewardPart]] = [[RewardPart("skip")] * len(self._weights) for _ in samples]
 
         def store(reward: int, sample: int, part: RewardPart) -> None:
@@ -116,6 +116,8 @@ class RewardExecutor:
 
     def _replace(self, child: _Child) -> None:
         child.kill()
+        if not self._close.alive:
+            raise _closed()
         self._children[self._children.index(child)] = child.successor()
 
     def _turn(self, busy: Sequence[_Child], emit: Emit) -> list[list[Job]]:
@@ -248,6 +250,10 @@ class _Child:
         except (ProcessLookupError, PermissionError):
             logger.debug("reward process %d had already ended", self._process.pid)
         self._process.wait(timeout=30)
+
+
+def _closed() -> InfrastructureError:
+    return InfrastructureError("the reward executor is closed\nCreate a new one.")
 
 
 def _exit(code: int) -> str:

@@ -57,7 +57,8 @@ class RequestGroups:
         """Rank of an engine -> positions of its open groups."""
         self._num_again = 0
         self._poll: Future[tuple[Batch | None, list[Progress]]] | None = None
-        self._has_failed = False
+        self._failure: Exception | None = None
+        """Error of the last poll, which every later one raises."""
         self._progress: dict[int, Progress] = {}
         """Rank of an engine -> its progress at the last poll."""
         self._advanced: dict[int, Progress] = {}
@@ -99,12 +100,18 @@ class RequestGroups:
 
     def finished(self) -> Iterator[Batch]:
         """Yield the samples of groups that are finished, without waiting for others; nothing after an engine has failed."""
-        if self._has_failed:
+        if self._failure is not None:
             return
         if self._poll is not None and (samples := self._next(None, 0, 0.0)) is not None:
             yield samples
         if (samples := self._next(None, 0, 0.0)) is not None:
             yield samples
+
+    def look(self) -> Iterator[Batch]:
+        """Yield the samples of groups that the last look has found, and look again, without waiting."""
+        if self._poll is not None and self._poll.done() and (samples := self._next(None, 0, 0.0)) is not None:
+            yield samples
+        self._poll = self._poll or self._rollout.finished_groups.submit(0, 0.0)
 
     def before_weights(self) -> Iterator[Batch]:
         """Yield nothing: new weights do not wait."""
@@ -127,11 +134,13 @@ class RequestGroups:
 
     def _next(self, interrupt: Callable[[], None] | None, count: int, wait_s: float) -> Batch | None:
         """Return the result of the poll under way, or of a new one."""
+        if self._failure is not None:
+            raise self._failure
         self._poll = self._poll or self._rollout.finished_groups.submit(count, wait_s)
         try:
             samples, progress = self._poll.result(interrupt)
-        except Exception:
-            self._has_failed = self._poll.done()  # otherwise `interrupt` has raised
+        except Exception as error:
+            self._failure = error if self._poll.done() else None  # otherwise `interrupt` has raised
             raise
         self._poll = None
         for it in progress:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,10 @@ class Replay:
             )
         rows = [self._rows[position] + number for position in positions for number in range(self._per_prompt)]
         return self._samples.take(rows)
+
+    def scored(self, samples: Batch, step: Step, score: Callable[[Batch], Batch]) -> Batch:
+        """Return the samples with their scores, which are computed now."""
+        return score(samples)
 
     def before_weights(self, step: Step) -> None:
         """Count a version, as if an engine received it, and warn if the step did not use all of its recording."""

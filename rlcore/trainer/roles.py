@@ -217,7 +217,15 @@ class Roles:
         return total
 
     def compute_rewards(self, samples: Batch) -> Batch:
-        """Return the samples with the scores of the reward model, if any, and of the rewards."""
+        """Return the samples with the scores of the reward model, if any, and of the rewards.
+
+        They are computed now, or were ahead for samples that `generate` returned, if these are unchanged.
+        """
+        if self.prefetcher is None:
+            return self._score_now(samples)
+        return self.prefetcher.scored(samples, self.step, self._score_now)
+
+    def _score_now(self, samples: Batch) -> Batch:
         if self.has("reward_model"):
             samples |= self.groups["reward_model"].scores(samples)
         return samples | self.reward.score(samples)

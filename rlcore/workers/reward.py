@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -49,12 +50,17 @@ class RewardWorker(Worker):
         super().__init__(context)
         self._names = [spec.name for spec in rewards]
         self._tokenizer = load_tokenizer(tokenizer_path)
+        self._one_at_a_time = threading.Lock()
         self._executor = RewardExecutor(rewards, num_processes=num_processes, timeout_s=timeout_s)
 
-    @dispatch("dp")
+    @dispatch("dp", concurrent=True)
     def score(self, batch: Batch) -> Batch:
         """Compute the columns `reward` (NaN without a score), `reward:<name>`, `reward_status`, `reward_has_note`,
-        `reward_note` and `completion`."""
+        `reward_note` and `completion`.
+
+        With runtime=ray it runs beside the calls of other roles on this host. It is called ahead of the step that trains on
+        the samples, while the next one may already be called in that step, so it runs one call after the other.
+        """
         completions = self._completions(batch)
         results = self._results(self._samples(batch, completions))
         parts = {
@@ -87,7 +93,8 @@ class RewardWorker(Worker):
 
     def _results(self, samples: Sequence[dict[str, object]]) -> list[Outcome]:
         """Score the samples, except those of failed episodes, which never get a reward."""
-        scored = iter(self._executor.score([sample for sample in samples if not sample.get("episode_error")]))
+        with self._one_at_a_time:
+            scored = iter(self._executor.score([sample for sample in samples if not sample.get("episode_error")]))
         return [_failed(sample) if sample.get("episode_error") else next(scored) for sample in samples]
 
     def _completions(self, batch: Batch) -> list[str]:

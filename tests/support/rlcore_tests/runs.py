@@ -12,6 +12,7 @@ _DEPENDS_ON_THE_MACHINE = (
     "controller/",
     "memory_gb/",
     "schedule/engine_",
+    "schedule/scored_ahead",
     "schedule/waited",
 )
 
