@@ -87,7 +87,7 @@ def translated(words: Sequence[str], *, run: bool = False) -> Translation:
         ConfigError: the launch cannot be read, or has another trainer, algorithm or backend than rlcore.
     """
     text = _content(words[0]) if run or len(words) == 1 else shlex.join(words)
-    path = Path(words[0]).expanduser()
+    path = Path(os.path.expanduser(words[0]))
     if len(words) == 1 and path.suffix in _FILES and os.path.isfile(path):
         return _FILES[path.suffix](path, text)
     commands, remarks = execute(path, words[1:]) if run else read_commands(text)
@@ -103,7 +103,7 @@ def translated(words: Sequence[str], *, run: bool = False) -> Translation:
 
 def _content(word: str) -> str:
     """Return the text of a file, or a command in one word."""
-    path = Path(word).expanduser()
+    path = Path(os.path.expanduser(word))
     if ("=" in word or " " in word) and not os.path.isfile(path):
         return word
     return read_text(

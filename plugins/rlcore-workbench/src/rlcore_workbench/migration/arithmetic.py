@@ -26,7 +26,7 @@ def arithmetic(text: str, variable: Callable[[str], str], depth: int = 0) -> int
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         return _value(tree, lambda name: arithmetic(variable(name), variable, depth + 1))
-    except (SyntaxError, ZeroDivisionError):
+    except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         raise ValueError(f"the arithmetic {text.strip()} is not evaluated") from None
 
 

@@ -22,6 +22,7 @@ def read_flags(found: Program, trainer: str) -> Launch:
                 _put(launch, key, values)
             key, equals, value = word.text.removeprefix("--").partition("=")
             values = [Word(value, word.unreadable)] if equals else []
+            launch.others += [word.text] if equals and not key else []
         elif word.unreadable and not key:
             raise ConfigError(
                 f"line {found.line}: the argument {word.text} could not be read: {word.unreadable}\n"

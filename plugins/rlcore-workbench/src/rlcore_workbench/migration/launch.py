@@ -32,6 +32,8 @@ class Launch:
     """Trainer that it runs, such as ppo or sft."""
     typed: dict[str, str] = field(default_factory=dict)
     """Key -> its name in the launch, where that differs."""
+    shadowed: dict[str, str] = field(default_factory=dict)
+    """Key -> its value, for a key that another name of the same key replaces."""
     overridden: list[str] = field(default_factory=list)
     """Settings, as typed, that a later one of the same key replaces."""
     remarks: list[str] = field(default_factory=list)
@@ -60,6 +62,8 @@ class Launch:
         """Return the launch with the names of keys that the tables use."""
         launch = replace(self, settings={}, texts={}, unreadable={}, overridden=list(self.overridden))
         for key, text in self.texts.items():
+            if launch.has(known(key)):
+                launch.shadowed[launch.typed[known(key)]] = launch.texts[known(key)]
             launch.put(known(key), text, self.settings.get(key), self.unreadable.get(key, ""))
             launch.typed[known(key)] = key
         return launch
@@ -75,6 +79,14 @@ class Launch:
             self.unreadable[key] = unreadable
         else:
             self.settings[key] = value
+
+
+def known(launch: Launch, key: str) -> str:
+    """Return the text of a key without which the launch cannot be read. Raises ConfigError if it is not known."""
+    try:
+        return launch.text(key)
+    except Unreadable as error:
+        raise ConfigError(f"the launch {error}\nType the launch as one command, with the value written out.") from None
 
 
 def parse_value(text: str) -> Any:
@@ -98,7 +110,7 @@ def read_text(path: Path, example: str) -> str:
     """Return the text of a file. Raises ConfigError, with `example` as what to type, if it cannot be read or is empty."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
         raise ConfigError(
             f"{path} is neither a readable file nor a command with settings: {error}\n{example}"
         ) from error

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from rlcore.errors import ConfigError
 from rlcore_workbench.migration.arithmetic import arithmetic
 from rlcore_workbench.migration.syntax import (
     EXPANSIONS,
@@ -51,7 +52,13 @@ def read_commands(script: str) -> tuple[list[Command], list[str]]:
         ConfigError: the script is not valid shell syntax.
     """
     reader = _Reader()
-    reader.run(parse(script))
+    try:
+        reader.run(parse(script))
+    except RecursionError:
+        raise ConfigError(
+            "the script cannot be read: it is nested too deeply\n"
+            "Type the launch as one command:  rlcore migrate 'python3 -m verl.trainer.main_ppo key=value …'"
+        ) from None
     return reader.commands, reader.remarks
 
 
@@ -87,7 +94,7 @@ class _Reader:
             return True
         new: Value = Word("")
         if value is not None and value.type == "array":
-            new = tuple(word for item in value.named_children for word in self.expand(item))
+            new = tuple(word for item in value.named_children if item.type != "comment" for word in self.expand(item))
         elif value is not None:
             new = self.text_of(value)
             if new.text.startswith("~/") and value.type not in QUOTED:
@@ -131,12 +138,16 @@ class _Reader:
         if node.type == "variable_assignment":
             value = node.child_by_field_name("value")
             return [self._joined(node, [value] if value else [])]
-        return () if "redirect" in node.type else self.expand(node)
+        return () if "redirect" in node.type or node.type == "comment" else self.expand(node)
 
     def _run_redirected_statement(self, node: Node) -> None:
         body = node.child_by_field_name("body")
-        if body is not None:
-            self.run(body)
+        if body is None:
+            return
+        self.run(body)
+        texts = [it for child in node.named_children for it in child.named_children if it.type == "heredoc_body"]
+        if texts and self.commands and [it.text for it in self.commands[-1].words[:1]] == ["read"]:
+            self.variables[self.commands.pop().words[-1].text] = self._joined(texts[0], leaves(texts))
 
     def _run_function_definition(self, node: Node) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -144,7 +155,7 @@ class _Reader:
             self.functions[source_of(name)] = body
 
     def _run_list(self, node: Node) -> bool | None:
-        left, operator, right = node.children
+        left, operator, right = (child for child in node.children if child.type != "comment")
         first = self.run(left)
         if first is None:
             self._fork(node, [[right], []])
@@ -293,7 +304,7 @@ class _Reader:
                 word = self.text_of(part)
                 text, unreadable = text + word.text, unreadable or word.unreadable
                 position = part.end_byte - node.start_byte
-        return Word(source_of(node), unreadable) if unreadable else Word(text)
+        return Word(text, unreadable)
 
     def _variable(self, name: str, node: Node) -> Word:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
@@ -304,6 +315,9 @@ class _Reader:
     def _expansion(self, node: Node) -> Word:
         """Read ${A}, ${A:-default}, ${A:=default}, ${A:?message} and ${A:+other}."""
         source = source_of(node).lstrip()
+        if array := array_use(node):
+            words = self._array(array)
+            return Word(" ".join(it.text for it in words), next((it.unreadable for it in words if it.unreadable), ""))
         use = re.match(r"\$\{(\w+)(:?[-=?+]|\}$)", source)
         if not use:
             return Word(source, f"{source} is not evaluated")

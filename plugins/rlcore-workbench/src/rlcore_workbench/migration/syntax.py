@@ -20,12 +20,15 @@ def parse(script: str) -> Node:
     """Return the root of the tree. Raises ConfigError if the script is not valid shell syntax."""
     text = re.sub(r"\\\s*\Z", "", script.replace("\r\n", "\n")) + "\n"
     text = text.replace("$(((", "$(( (")  # the grammar takes $((( for a subshell,
+    text = re.sub(
+        r':-\[([\w/.,"-]*)\]\}', lambda found: f":-[{found[1].replace(chr(34), '')}]}}", text
+    )  # not ${A:-["b"]},
     text = re.sub(r"\$([A-Za-z_]\w*)", r"${\1}", text)  # and reads a/$b/$c wrongly, but not a/${b}/${c}
-    root = _parser().parse(text.encode()).root_node
+    root = _parser().parse(text.encode("utf-8", "replace")).root_node
     if error := _first_error(root):
         line = error.start_point[0] + 1
         raise ConfigError(
-            f"the script cannot be read near line {line}: {text.splitlines()[line - 1].strip() or source_of(error)}\n"
+            f"the script cannot be read near line {line}: {''.join(text.split(chr(10))[line - 1 : line]).strip()}\n"
             "Type the launch as one command:  rlcore migrate 'python3 -m verl.trainer.main_ppo key=value …'"
         )
     return root
