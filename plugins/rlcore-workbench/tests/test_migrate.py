@@ -168,11 +168,12 @@ VALUES = {
     "trainer.experiment_name": "x",
     "trainer.default_local_dir": "/o/x",
     "trainer.resume_mode": "disable",
+    "distillation.enabled": "False",
     "custom_reward_function.path": "/r.py",
 }
 
 
-REFUSING = ("trainer.val_only", "trainer.v1.trainer_mode", "distillation.enabled")
+REFUSING = ("trainer.val_only", "trainer.v1.trainer_mode")
 """Keys whose other value is another trainer."""
 
 
@@ -204,7 +205,7 @@ def test_every_translated_setting_exists_in_rlcore(key):
             megatron = "megatron" in key
             backend = ("megatron", "MegatronConfig") if megatron else ("fsdp", "FSDPConfig")
             fields = own_settings(*{"backend": backend, "rollout": ("vllm", "VLLMConfig")}[section])
-            assert fields is None or rest in fields
+            assert fields is None or rest.partition(".")[0] in fields
         elif section in PLUGIN_SECTIONS and rest:
             compose([setting + "=1"], complete=False)  # known when the algorithm is built; see the test below
         else:
@@ -264,10 +265,15 @@ def test_translated_settings_of_the_algorithm_are_in_its_config(estimator):
         (f"{R}multi_turn.enable=True", R + "multi_turn.enable", "none", "environment=FILE.py:NAME"),
         (f"{R}multi_turn.tool_config_path=t.yaml", R + "multi_turn.tool_config_path", "none", "typed functions"),
         (f"{R}agent.default_agent_loop=a", R + "agent.default_agent_loop", "none", "environment=FILE.py:NAME"),
-        ("reward_model.input_tokenizer=/t", "reward_model.input_tokenizer", "none", "reward=judge or remote"),
+        (
+            "reward_model.input_tokenizer=/t",
+            "reward_model.input_tokenizer",
+            "none",
+            "reward=reward_model_server, judge or remote",
+        ),
         (f"{R}name=hf {R}gpu_memory_utilization=0.6", R + "gpu_memory_utilization", "always", "engine hf"),
         ("reward.reward_manager.name=prime", "reward.reward_manager.name", "always", "num_processes"),
-        (f"{A}ppo_mini_batch_size=$SIZE", A + "ppo_mini_batch_size", "none", "is not a number"),
+        (f"{A}ppo_mini_batch_size=$SIZE", A + "ppo_mini_batch_size", "none", "is not a value of this key"),
         ("actor_rollout_ref.actor.clip_rati=1", A + "clip_rati", "none", f"Did you mean '{A}clip_ratio'?"),
     ],
 )
@@ -372,6 +378,8 @@ def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(es
     pytest.importorskip("rlcore_algorithms")
     keys = {"algorithm.adv_estimator": estimator, A + "policy_loss.loss_mode": loss, **given}
     refused = [A + "loss_agg_mode"] if loss == "gspo" and given else []
+    refused += ["algorithm.gamma"] if (loss, estimator) == ("gvpo", "reinforce_plus_plus") and given else []
+    refused += [A + "clip_ratio_c"] if loss.startswith("dppo") and given else []
     text = " ".join(f"{key}={value}" for key, value in keys.items())
     if (estimator == "gae" and loss != "vanilla") or (
         estimator == "reinforce_plus_plus" and loss in ("gspo", "geo_mean")
@@ -385,9 +393,14 @@ def test_every_estimator_with_every_loss_becomes_an_algorithm_that_accepts_it(es
     assert unsupported == refused
     if loss != "vanilla":
         assert name == LOSSES[loss]
+    if loss == "gvpo":
+        assert (config.beta, config.minibatches) == (0.1, 4)
+        return
+    if loss.startswith("dppo"):
+        assert (config.divergence, config.limit) == (loss[-2:], 0.3 if given else 0.2)
     if name not in ("grpo", "ppo"):
         assert config.estimator == ESTIMATORS[estimator]
-    if loss not in ("sapo", "gpg", "kl_cov"):
+    if loss not in ("sapo", "gpg", "kl_cov", "dppo_tv", "dppo_kl"):
         assert (config.clip_low, config.clip_high) == ((0.3, 0.3) if given else (0.2, 0.2))
     assert config.dual_clip == (3.0 if loss == "vanilla" else 0.0)
     assert config.average == ("seq-mean-token-mean" if loss in ("gspo", "sapo", "geo_mean") else "token-mean")
@@ -552,9 +565,8 @@ PPO = "python3 -m verl.trainer.main_ppo "
         (f"{PPO} data.train_files=/d\n{PPO} data.train_files=/e", "found 2 different launches, at lines 1, 2"),
         (f"{PPO} data.train_files=/d \\\n  # a comment\n  trainer.nnodes=2", "line 3 begins with trainer.nnodes=2"),
         (f"{PPO} data.train_files=/d async_training.partial_rollout=True", "a trainer other than"),
-        (f"{PPO} data.train_files=/d distillation.enabled=True", "algorithm=distillation"),
         (f"{PPO} algorithm.adv_estimator=no_such", "no algorithm 'no_such'"),
-        (f"{PPO} algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=dppo_tv", "no algorithm has the loss 'dppo_tv'"),
+        (f"{PPO} algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=no_such", "no algorithm has the loss 'no_such'"),
         (f"{PPO} {A}strategy=veomni", "no backend 'veomni'"),
         (f"{PPO} model_engine=torchtitan trainer.nnodes=1", "no backend 'torchtitan'"),
         (f"{PPO} actor@actor_rollout_ref.actor=mlite_actor trainer.nnodes=1", "no backend 'mlite'"),
@@ -789,16 +801,26 @@ def test_settings_of_an_unknown_engine_are_left_out():
 @pytest.mark.parametrize(
     ("text", "key", "how", "settings"),
     [
-        (f"{R}name=vllm +{R}engine_kwargs.vllm.seed=3", R + "engine_kwargs.vllm.seed", "set", {"rollout.engine_options.seed": 3}),
+        (f"{R}name=vllm +{R}engine_kwargs.vllm.block_size=16", R + "engine_kwargs.vllm.block_size", "set", {"rollout.engine_options.block_size": 16}),
         (f"{R}name=vllm {R}engine_kwargs.sglang.seed=3", R + "engine_kwargs.sglang.seed", "always", {}),
-        (f"{M}target_modules=all-linear", M + "target_modules", "always", {}),
-        (f"{M}target_modules=[q]", M + "target_modules", "none", {}),
+        (f"{M}lora_rank=8 {M}target_modules=[q]", M + "target_modules", "set", {"backend.lora_targets": ["q"]}),
+        (f"{M}target_modules=[q]", M + "target_modules", "always", {}),
+        (f"{A}optim.lr=1e-5 {A}optim.warmup_style=cosine {A}optim.min_lr=1e-6", A + "optim.min_lr", "set", {"optimizer.min_lr_ratio": 0.1}),
+        (f"{R}enable_chunked_prefill=False", R + "enable_chunked_prefill", "set", {"rollout.engine_options.enable_chunked_prefill": False}),
+        (f"{R}expert_parallel_size=1", R + "expert_parallel_size", "always", {}),
+        (f"{R}max_num_batched_tokens=8192", R + "max_num_batched_tokens", "set", {"rollout.engine_options.max_num_batched_tokens": 8192}),
+        (f"{R}expert_parallel_size=8", R + "expert_parallel_size", "set", {"rollout.engine_options.enable_expert_parallel": True}),
+        ("data.apply_chat_template_kwargs.enable_thinking=False", "data.apply_chat_template_kwargs.enable_thinking", "set",
+         {"data.chat_template_kwargs.enable_thinking": False}),
+        (f"{A}loss_agg_mode=seq-mean-token-sum-norm", A + "loss_agg_mode", "partly", {"algorithm.average": "seq-mean-token-sum"}),
+        (f"{A}optim.optimizer=SGD", A + "optim.optimizer", "set", {"optimizer.name": "sgd"}),
+        (f"{A}strategy=fsdp {A}fsdp_config.offload_policy=True", A + "fsdp_config.offload_policy", "set", {"backend.cpu_offload": True}),
         (f"{A}entropy_from_logits_with_chunking=True", A + "entropy_from_logits_with_chunking", "always", {}),
         ("reward.reward_kwargs.max_resp_len=512", "reward.reward_kwargs.max_resp_len", "always", {}),
         (
             "ray_kwargs.ray_init.runtime_env.py_executable=x",
             "ray_kwargs.ray_init.runtime_env.py_executable",
-            "none",
+            "partly",
             {},
         ),
     ],
@@ -807,6 +829,39 @@ def test_keys_are_translated(text, key, how, settings):
     answer = answers(text)[key]
 
     assert (answer.how, dict(answer.settings)) == (how, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{A}optim.lr_decay_style=cosine", {"optimizer.schedule": "cosine", "optimizer.min_lr_ratio": 0.0}),
+        (f"{A}optim.lr_scheduler_type=cosine {A}optim.min_lr_ratio=0.3", {"optimizer.min_lr_ratio": 0.3}),
+        (f"{A}optim.min_lr=1e-7", {"optimizer.min_lr_ratio": None}),
+        ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=abs", {"algorithm.kl.estimator": "k1"}),
+        (
+            f"algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=dppo_kl {A}clip_ratio_high=0.05 {A}clip_ratio_low=0.05",
+            {"algorithm": "dppo", "algorithm.divergence": "kl", "algorithm.limit": 0.05, "algorithm.clip_low": None},
+        ),
+        (
+            "distillation.enabled=True distillation.teacher_models.t.model_path=/t",
+            {"algorithm": "distillation", "algorithm.teacher": "/t", "reward": None},
+        ),
+        (
+            f"algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=gvpo {A}gvpo_beta=0.2 {A}clip_ratio=0.1",
+            {"algorithm": "gvpo", "algorithm.beta": 0.2, "algorithm.clip_low": None},
+        ),
+    ],
+)
+def test_keys_are_translated_together(text, expected):
+    found = settings_of(text)
+
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_the_text_for_an_estimator_that_is_not_known_names_the_one_that_is_used():
+    found = answers("algorithm.use_kl_in_reward=True algorithm.kl_penalty=abs")["algorithm.kl_penalty"]
+
+    assert (found.how, found.note) == ("none", "the estimators are k1, k2 and k3; k1, which has a sign, is used")
 
 
 def test_the_overlong_buffer_of_reward_kwargs_is_that_of_dapo():

@@ -59,7 +59,7 @@ def test_a_python_file_is_read_and_not_executed(file):
 
     expected = {
         "model.path": "Qwen/Qwen3-0.6B",
-        "data.train": "trl-lib/DeepMath-103K",
+        "data.train": "trl-lib/DeepMath-103K:train",
         "run.directory": "out",
         "run.name": "mine",
         "optimizer.lr": 2e-6,
@@ -71,6 +71,8 @@ def test_a_python_file_is_read_and_not_executed(file):
         "algorithm.average": "seq-mean-token-sum",
         "algorithm.normalize_by_std": False,
         "algorithm.kl.coefficient": 0.04,
+        "algorithm.kl.sync_every_steps": 128,  # 512 optimizer steps
+        "algorithm.kl.sync_mix": 0.6,
         "algorithm.clip_high": 0.28,
         "reward": "[{name: trl.rewards:accuracy_reward, weight: 1.0},{name: train.py:short, weight: 0.5}]",
         "trackers": "[console,jsonl,{name: wandb, project: p}]",
@@ -78,8 +80,10 @@ def test_a_python_file_is_read_and_not_executed(file):
         "optimizer.schedule": "linear",
     }
     assert {key: found.get(key) for key in expected} == expected
-    unsupported = {key: it.note for key, it in answers("train.py").items() if it.how == "none"}
-    assert unsupported["sync_ref_model"] == "the reference model keeps its weights"
+    found = answers("train.py")
+    unsupported = {key: it.note for key, it in found.items() if it.how == "none"}
+    assert (found["loss_type"].how, "is not divided by" in found["loss_type"].note) == ("partly", True)
+    assert "divide algorithm.minibatches" in found["per_device_train_batch_size"].note
     assert unsupported["made_up"].startswith("not in the table")
     assert unsupported["max_completion_length"] == "could not be read: the file computes it: int(1000.0)"
 
@@ -92,7 +96,7 @@ def test_a_python_file_is_read_and_not_executed(file):
         ("--importance_sampling_level sequence", "algorithm", "gspo"),
         ("--num_processes 8 --per_device_train_batch_size=4", "trainer.prompts_per_step", 4),
         ("--num_processes 8", "pools.main.devices_per_node", 8),
-        ("--lora_target_modules q_proj v_proj", "backend.lora_targets", ["q_proj", "v_proj"]),
+        ("--use_peft --lora_target_modules q_proj v_proj", "backend.lora_targets", ["q_proj", "v_proj"]),
         ("--use_vllm --vllm_mode server --vllm_server_port 9000", "rollout.url", "http://0.0.0.0:9000"),
         ("--use_vllm", "algorithm.correction.beyond", "mask"),
         ("--reward_funcs think_format_reward a.b.c", "reward", "[{name: trl.rewards:think_format_reward, weight: 1.0},{name: a.b:c, weight: 1.0}]"),
@@ -100,10 +104,60 @@ def test_a_python_file_is_read_and_not_executed(file):
         ("--warmup_ratio 0.1", "optimizer.warmup_ratio", 0.1),
         ("--save_strategy no", "checkpoint.every_steps", 0),
         ("--resume_from_checkpoint", "run.resume", "auto"),
+        ("--use_adaptive_entropy --entropy_coef 0.01 --entropy_target 0.5", "algorithm.adaptive_entropy.target", 0.5),
+        ("--use_peft --use_rslora", "backend.lora_rslora", True),
+        ("--use_peft", "backend.lora_rank", 16),
+        ("--use_peft", "backend.lora_alpha", 32),
+        ("--report_to none", "trackers", "[console,jsonl]"),
+        ("--report_to None", "trackers", "[console,jsonl]"),
+        ("--dataset_name a/b --dataset_config c", "data.train", "a/b:c:train"),
+        ("--save_steps 8 --num_processes 1 --steps_per_generation 2", "checkpoint.every_steps", 4),
+        ("--sync_ref_model --beta 0.1 --ref_model_sync_steps 4", "algorithm.kl.sync_every_steps", 4),
+        ("--num_processes 4 --generation_batch_size 64", "algorithm.minibatches", 2),
     ],
 )  # fmt: skip
 def test_flags_of_trl_become_settings(given, setting, value):
     assert settings_of(f"trl grpo --num_generations 8 {given}")[setting] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("n = 1\nn = 2\nGRPOConfig(num_generations=n)\nn = 3", "num_generations", 2),
+        ("n = 1\nif X:\n    n = 2\nGRPOConfig(num_generations=n)", "num_generations", "lines 1, 3"),
+        ("n = 1\nn += 1\nGRPOConfig(num_generations=n)", "num_generations", "lines 1, 2"),
+        ("def f(n):\n    GRPOConfig(num_generations=n)\nn = 4", "num_generations", "computes n"),
+        ("n = 4\ndef f():\n    GRPOConfig(num_generations=n)", "num_generations", 4),
+        ("n = 4\nn = 5\ndef f():\n    GRPOConfig(num_generations=n)", "num_generations", "lines 1, 2"),
+        ("a = GRPOConfig()\na.num_generations = 4", "num_generations", 4),
+        ("a = GRPOConfig(num_generations=2)\na.num_generations = 4", "num_generations", 4),
+        ("a = GRPOConfig(num_generations=2)\nif X:\n    a.num_generations = 4", "num_generations", "in a branch"),
+        ("a = GRPOConfig()\na.num_generations += 4", "num_generations", "in a branch, or computes it"),
+        ("if __name__ == '__main__':\n    a = GRPOConfig()\n    a.num_generations = 4", "num_generations", 4),
+        ("p.add_argument('--n', default=4)\na = p.parse_args()\nGRPOConfig(num_generations=a.n)", "num_generations", 4),
+        ("p.add_argument('--n', required=True)\na = p.parse_args()\nGRPOConfig(num_generations=a.n)", "num_generations", "argument --n"),
+        ("GRPOConfig('out/x')", "output_dir", "out/x"),
+        ("d = load_dataset('json', data_files='x.jsonl')\nGRPOTrainer('/m', f, GRPOConfig(), d)", "dataset_name", "x.jsonl"),
+        ("GRPOTrainer(eval_dataset=load_dataset('a/b', 'c', split='test'), args=GRPOConfig())", "eval_dataset", "a/b:c:test"),
+    ],
+)  # fmt: skip
+def test_values_of_a_python_file_are_those_that_it_would_have(file, text, key, value):
+    (line,) = [it for it in translated([file("a.py", text)]).lines if it.given and it.key == key]
+
+    assert value in line.answer.note if line.answer.how == "none" else line.value == str(value)
+
+
+def test_adapters_of_a_python_file_have_the_defaults_of_peft(file):
+    found = settings_of(file("a.py", "GRPOTrainer(args=GRPOConfig(), peft_config=LoraConfig(lora_alpha=4))"))
+
+    assert (found["backend.lora_rank"], found["backend.lora_alpha"]) == (8, 4)
+
+
+def test_keys_with_a_reason_for_every_value_need_no_value(file):
+    found = answers(file("a.py", "GRPOConfig(logging_steps=steps(), tools=[f], push_to_hub=x, learning_rate=y)"))
+
+    assert [found[key].how for key in ("logging_steps", "push_to_hub", "learning_rate")] == ["always", "none", "none"]
+    assert found["push_to_hub"].note == "upload what rlcore export writes"
 
 
 def test_a_yaml_file_is_overridden_by_flags(file):
@@ -157,6 +211,19 @@ OPENRLHF = "ray job submit -- python3 -m openrlhf.cli."
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ("train_sft", {"optimizer.lr": 5e-6, "trainer.epochs": 2, "data.max_prompt_tokens": 2048, "checkpoint.keep_last": 3}),
+        ("train_sft", {"data.template": "User: {input}\nAssistant: ", "data.chat": "never"}),
+        ("train_sft --data.input_key q --data.apply_chat_template", {"data.prompt_column": "q"}),
+        ("train_sft --data.multiturn --data.apply_chat_template", {"algorithm.turns": "all"}),
+        ("train_dpo --data.dataset a/b", {"optimizer.lr": 1e-5, "data.max_prompt_tokens": 512, "data.train": "a/b:train"}),
+        ("train_rm --ds.lora.rank 8", {"optimizer.lr": 9e-6, "backend.lora_rank": 8, "backend.lora_alpha": 16}),
+        ("train_rm --ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj", {"backend.lora_targets": ["q_proj", "v_proj"]}),
+        ("train_ppo_ray", {"critic.optimizer.lr": 9e-6, "critic.optimizer.warmup_ratio": 0.03, "data.max_prompt_tokens": 2048}),
+        ("train_ppo_ray --reward.model_name_or_path /r", {"reward.model": "/r", "critic.path": "/r"}),
+        ("train_ppo_ray --algo.advantage.estimator rloo", {"algorithm.average": "token-mean"}),
+        ("train_ppo_ray --actor.policy_loss_type gspo --algo.advantage.estimator group_norm", {"algorithm.clip_low": 0.2}),
+        ("train_sft --lr_scheduler cosine", {"optimizer.min_lr_ratio": 0.0}),
+        ("train_sft --min_lr_ratio 0.2", {"optimizer.min_lr_ratio": 0.2}),
         (
             "train_ppo_ray --train.colocate_all --actor.num_gpus_per_node 8 --rollout.batch_size 128 --train.batch_size 256"
             " --rollout.n_samples_per_prompt 8 --algo.advantage.estimator group_norm --algo.kl.use_loss --algo.kl.estimator k3"
@@ -203,13 +270,20 @@ OPENRLHF = "ray job submit -- python3 -m openrlhf.cli."
         ),
         ("train_rm --model.model_name_or_path /m", {"algorithm": "reward_model"}),
     ],
-    ids=["dapo", "async ppo", "sft", "dpo", "reward model"],
-)
+)  # fmt: skip
 def test_openrlhf_becomes_an_algorithm(given, expected):
     found = settings_of(OPENRLHF + given)
 
     assert {key: found.get(key) for key in expected} == expected
     assert ("rollout" in found) == ("ppo" in given)
+
+
+def test_a_command_in_a_here_document_is_read(file):
+    text = "read -r -d '' words <<EOF\nopenrlhf.cli.train_dpo \\\n   --model.beta 0.2 --data.dataset ${D}\nEOF\n"
+
+    found = settings_of(file("a.sh", f"D=/d\n{text}if [[ $1 != slurm ]]; then\n  deepspeed --module $words\nfi"))
+
+    assert (found["algorithm.beta"], found["data.train"]) == (0.2, "/d")
 
 
 RL = """
@@ -235,7 +309,7 @@ lr = 3e-6
 [trainer.model.ac]
 [inference.vllm]
 tensor_parallel_size = 2
-seed = 3
+block_size = 16
 """
 
 
@@ -257,12 +331,44 @@ def test_a_toml_file_of_prime_rl_becomes_an_asynchronous_run(file):
         "optimizer.lr": 3e-6,
         "model.gradient_checkpointing": True,
         "rollout.tensor_parallel": 2,
-        "rollout.engine_options.seed": 3,
+        "rollout.engine_options.block_size": 16,
+        "optimizer.weight_decay": 0.01,
+        "checkpoint.every_steps": 0,
     }
     assert {key: found.get(key) for key in expected} == expected
     (line,) = [it for key, it in answers("rl.toml").items() if key.endswith("taskset.id")]
     assert "environment=FILE.py:NAME" in line.note
     assert settings_of("uv run rl @ rl.toml --max-steps 5")["trainer.steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("[deployment]\ntype = 'multi_node'\nnum_train_nodes = 2\nnum_infer_nodes = 3\nnum_infer_replicas = 2",
+         {"pools.actor.nodes": 2, "pools.actor.devices_per_node": 8, "pools.rollout.nodes": 6, "pools.rollout.devices_per_node": 8}),
+        ("[deployment]\ngpus_per_node = 4\nnum_train_nodes = 2\nnum_infer_nodes = 1", {"pools.rollout.devices_per_node": 4}),
+        ("[deployment]\ngpus_per_node = 8\nnum_train_gpus = 3", {"pools.actor.devices_per_node": 3, "pools.rollout.devices_per_node": None}),
+        ("[trainer.scheduler]\ntype = 'cosine'\nmin_lr = 3e-7\n[trainer.optim]\nlr = 3e-6",
+         {"optimizer.min_lr_ratio": 0.1, "optimizer.warmup_steps": 10, "optimizer.schedule": "cosine"}),
+        ("[trainer.scheduler]\ntype = 'linear'", {"optimizer.min_lr_ratio": 0.0}),
+        ("[trainer.scheduler]\ntype = 'constant'\nmin_lr = 1e-7", {"optimizer.min_lr_ratio": None}),
+        ("[trainer.optim]\ntype = 'sgd'", {"optimizer.name": "sgd", "optimizer.momentum": 0.9}),
+        ("[trainer.model.lora]", {"backend.lora_rank": 16, "backend.lora_alpha": 32.0}),
+    ],
+)  # fmt: skip
+def test_settings_of_prime_rl(file, given, expected):
+    found = settings_of(file("rl.toml", f"[orchestrator]\nbatch_size = 8\n{given}\n"))
+
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_two_names_of_one_key_are_both_listed(file):
+    file("rl.toml", "[model]\nname = '/a'\n[trainer.model]\nname = '/b'\n[orchestrator]\nbatch_size = 8\n")
+
+    found = answers("rl.toml")
+
+    assert found["trainer.model.name"].settings == (("model.path", "/b"),)
+    assert found["model.name"].how == "always"
 
 
 def test_a_toml_file_for_sft_becomes_sft(file):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,6 +13,8 @@ How = Literal["set", "always", "partly", "none"]
 """set: there is an equivalent setting; always: no setting is needed; partly: a setting covers a part; none."""
 HOWS: tuple[How, ...] = get_args(How)
 
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.jsonl)(?<!\.parquet)(?<!\.csv)(?<!\.arrow)")
 
 PROJECTS = {"wandb": "project", "swanlab": "project", "trackio": "project", "mlflow": "experiment"}
 """Tracker -> its setting for the project."""
@@ -66,6 +69,22 @@ def directory(launch: Launch, value: Any) -> Answer:
     """Translate the directory of a run: its last part is the name."""
     head, _, last = str(value).rstrip("/").rpartition("/")
     return to("runs are written to run.directory/run.name", run__directory=head or ".", run__name=last)
+
+
+def data_set(value: Any, split: Any = None, config: Any = None) -> str:
+    """Return the value of data.train: files, or names on the Hugging Face hub, which get a split."""
+    names = value if isinstance(value, list) else str(value).split(",")
+    end = "".join(f":{part}" for part in (config, split or "train") if part)
+    return ",".join(f"{name}{end}" if _HUB_NAME.fullmatch(str(name)) else str(name) for name in names)
+
+
+def lr_floor(setting: str, peak: str, usual: Any = None) -> Rule:
+    """Return a rule for a final learning rate, which is a fraction of the one of the key `peak` here."""
+
+    def rule(launch: Launch, value: Any) -> Answer:
+        return Answer("set", ((setting, float(f"{value / launch.get(peak, usual):.6g}")),), f"{value} of {peak}")
+
+    return rule
 
 
 def tracker_list(names: Sequence[str], project: Any) -> str:

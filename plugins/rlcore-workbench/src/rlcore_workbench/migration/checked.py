@@ -94,6 +94,8 @@ def written(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "null"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {written(it)}' for name, it in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     return str(value)

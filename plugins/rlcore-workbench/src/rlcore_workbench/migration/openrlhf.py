@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlcore_workbench.migration.answer import Answer, Rule, directory, to, tracker_list
+from rlcore_workbench.migration.answer import Answer, Rule, data_set, directory, to, tracker_list
 from rlcore_workbench.migration.flags import read_flags
 from rlcore_workbench.migration.launch import Launch
 from rlcore_workbench.migration.programs import Program
@@ -15,6 +15,7 @@ _TRAINERS = {"train_ppo_ray": "ppo", "train_sft": "sft", "train_dpo": "dpo", "tr
 _ESTIMATORS = {"gae": "ppo", "reinforce": "reinforce_plus_plus", "reinforce_baseline": "reinforce_plus_plus_baseline"}
 _ESTIMATORS |= {"rloo": "rloo", "group_norm": "grpo", "dr_grpo": "dr_grpo"}
 _ESTIMATOR, _ADVANTAGE, _KL = "algo.advantage.estimator", "algo.advantage.", "algo.kl."
+_TEMPLATE = "data.input_template"
 
 
 def is_launch(found: Program) -> bool:
@@ -39,7 +40,7 @@ def translate(launch: Launch) -> Translation:
 
 
 def _table(launch: Launch) -> Table:
-    return read_table("openrlhf_ppo" if launch.trainer == "ppo" else "openrlhf")
+    return read_table(f"openrlhf_{launch.trainer}")
 
 
 def answer_of(launch: Launch, key: str, default: Any = None) -> Answer:
@@ -77,7 +78,7 @@ def _algorithm(launch: Launch, value: Any) -> Answer:
     if launch.get("algo.dynamic_filtering_enable") or launch.get("reward.overlong_buffer_len"):
         more = {} if launch.get("algo.dynamic_filtering_enable") else {"algorithm__refill__rounds": 0}
         return to(algorithm="dapo", algorithm__estimator=name, **more)
-    return to(algorithm=name)
+    return to(algorithm=name, algorithm__average="token-mean")
 
 
 def _clip(launch: Launch, value: Any) -> Answer:
@@ -143,9 +144,30 @@ def _reward(launch: Launch, value: Any) -> Answer:
 
 
 def _reward_model(launch: Launch, value: Any) -> Answer:
-    if launch.trainer != "ppo":
-        return to(model__path=value)
-    return to(reward="model", reward__model=value)
+    if launch.get(_ESTIMATOR, "gae") != "gae" or launch.has("critic.model_name_or_path"):
+        return to(reward="model", reward__model=value)
+    return to("the critic starts from it, too", reward="model", reward__model=value, critic__path=value)
+
+
+def _data(setting: str, split: str) -> Rule:
+    return lambda launch, value: Answer("set", ((setting, data_set(value, launch.get(split))),))
+
+
+def _template_of(launch: Launch) -> str:
+    """Return the template that takes effect, or an empty text."""
+    text = str(launch.get(_TEMPLATE, "User: {}\nAssistant: " if launch.trainer == "sft" else ""))
+    return text if "{}" in text and not launch.get("data.apply_chat_template") else ""
+
+
+def _template(launch: Launch, value: Any) -> Answer:
+    if not _template_of(launch):
+        return Answer("always", note="has no effect with data.apply_chat_template, or without {}")
+    column = launch.get("data.input_key", "input" if launch.trainer in ("ppo", "sft") else "prompt")
+    return to(data__template=str(value).replace("{}", f"{{{column}}}"))
+
+
+def _column(launch: Launch, value: Any) -> Answer:
+    return Answer("set", note=f"part of {_TEMPLATE}") if _template_of(launch) else to(data__prompt_column=value)
 
 
 def _trackers(launch: Launch, value: Any) -> Answer:
@@ -170,6 +192,10 @@ RULES: dict[str, Rule] = {
     "reward.remote_url": _reward,
     "reward.model_name_or_path": _reward_model,
     "ckpt.output_dir": directory,
+    "data.dataset": _data("data.train", "data.dataset_split"),
+    "eval.dataset": _data("data.eval", "eval.split"),
+    _TEMPLATE: _template,
+    "data.input_key": _column,
     **{f"logger.{name}": _trackers for name in ("wandb.key", "wandb.project", "tensorboard_dir")},
 }
 """Flag -> rule."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
-from rlcore_workbench.migration.answer import Answer, Rule, to, tracker_list
+from rlcore_workbench.migration.answer import Answer, Rule, data_set, lr_floor, to, tracker_list
 from rlcore_workbench.migration.flags import read_flags
 from rlcore_workbench.migration.launch import Launch, read_text
 from rlcore_workbench.migration.programs import Program
@@ -22,7 +22,7 @@ _ENGINE = "inference.vllm."
 
 def is_launch(found: Program) -> bool:
     """Return whether a program is `rl @ FILE.toml`."""
-    return found.name == "rl" and found.arguments[0].text == "@"
+    return found.name == "rl" and [word.text for word in found.arguments[:1]] == ["@"]
 
 
 def read_command(found: Program) -> Launch:
@@ -39,7 +39,7 @@ def read_toml(path: Path, text: str) -> Launch:
     """Read every key of a file. Raises ConfigError if it is not valid TOML or configures neither `rl` nor `sft`."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number with thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}\n{_EXAMPLE}") from error
     if not {"orchestrator", "data"} & content.keys():
         raise ConfigError(f"{path} has no launch of rl or sft: neither [orchestrator] nor [data]\n{_EXAMPLE}")
@@ -63,7 +63,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _table(launch: Launch) -> Table:
-    return read_table("prime_rl_rl" if launch.trainer == "rl" else "prime_rl")
+    return read_table(f"prime_rl_{launch.trainer}")
 
 
 def translate(launch: Launch) -> Translation:
@@ -73,8 +73,6 @@ def translate(launch: Launch) -> Translation:
     done = translate_keys(launch, table, answer_of)
     if launch.trainer == "rl":
         done.remarks.append("prime-rl masks tokens by their ratio; the nearest is  algorithm.correction.weight=token")
-    else:
-        done.settings["algorithm"] = "sft"
     return done.finished(launch, needs_reward=launch.trainer == "rl")
 
 
@@ -105,7 +103,31 @@ def _length(launch: Launch, value: Any) -> Answer:
 
 
 def _per_node(launch: Launch, value: Any) -> Answer:
+    if not launch.has("deployment.num_train_nodes"):
+        return Answer("always", note="on one node, the pools say how many devices they use")
+    if launch.trainer == "sft":
+        return to(pools__main__devices_per_node=value)
     return to(pools__actor__devices_per_node=value, pools__rollout__devices_per_node=value)
+
+
+def _infer_nodes(launch: Launch, value: Any) -> Answer:
+    replicas = launch.get("deployment.num_infer_replicas", 1)
+    return to(
+        f"{value} for each of {replicas} replicas" if replicas > 1 else "", pools__rollout__nodes=value * replicas
+    )
+
+
+def _data(launch: Launch, value: Any) -> Answer:
+    ends = [launch.get(f"data.{name}") or [] for name in ("subsets", "splits")]
+    count = max(1, *map(len, ends))
+    subsets, splits = (end or [None] * count for end in ends)
+    return to(
+        data__train=",".join(data_set(value, split, subset) for subset, split in zip(subsets, splits, strict=True))
+    )
+
+
+def _betas(launch: Launch, value: Any) -> Answer:
+    return to(optimizer__betas=[launch.get("optim.betas1", 0.9), launch.get("optim.betas2", 0.999)])
 
 
 def _trackers(launch: Launch, value: Any) -> Answer:
@@ -117,6 +139,11 @@ RULES: dict[str, Rule] = {
     "seq_len": _length,
     "data.seq_len": _length,
     "deployment.gpus_per_node": _per_node,
+    "deployment.num_infer_nodes": _infer_nodes,
+    "data.name": _data,
+    "optim.betas1": _betas,
+    "optim.betas2": _betas,
+    "scheduler.min_lr": lr_floor("optimizer.min_lr_ratio", "optim.lr", 1e-6),
     "monitors.wandb.project": _trackers,
 }
 """Key -> rule."""

@@ -58,9 +58,13 @@ class Table:
             if value is None:
                 return Answer("always", note="null: the default")
             return Answer("set", ((self.same[key], _converted(self.same[key], value)),))
-        fits = (answer for pattern, answer in self.notes.items() if fnmatchcase(key, pattern))
-        found = self.notes.get(key) or next(fits, None)
+        found = self.note(key)
         return Answer("always", note="null: the default") if found and value is None else found
+
+    def note(self, key: str) -> Answer | None:
+        """Return the answer for a key whose value does not matter, or None."""
+        fits = (answer for pattern, answer in self.notes.items() if fnmatchcase(key, pattern))
+        return self.notes.get(key) or next(fits, None)
 
 
 @lru_cache

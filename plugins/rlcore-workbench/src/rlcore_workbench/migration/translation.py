@@ -50,8 +50,7 @@ class Translation:
         }
         checked = Checked(chosen)
         fixed = {name: self.settings[name] for name in self._fixed() if name not in PLUGIN_SECTIONS}
-        refused = checked.offer(fixed)
-        reasons = checked.offer_all([dict(line.answer.settings) for line in self.lines])
+        refused, *reasons = checked.offer_all([fixed, *(dict(line.answer.settings) for line in self.lines)])
         own = _own_settings(str(chosen.get("algorithm", "")))
         lines = []
         for line, reason in zip(self.lines, reasons, strict=True):
@@ -71,11 +70,8 @@ class Translation:
 
     def _remarks(self) -> list[str]:
         """Return remarks on values for the user to read before running the command."""
-        path = str(self.settings.get("model.path", ""))
-        remote = "/" in path and not path.startswith(("/", ".", "~", "$"))
-        line = f"model.path must be a directory, nothing is downloaded:  hf download {path} --local-dir {path}"
         variables = [f"{name}={value}" for name, value in self.settings.items() if "$" in str(value)]
-        return [*([line] if remote else []), *(f"the command contains a variable: {it}" for it in variables)]
+        return [f"the command contains a variable: {it}" for it in variables]
 
     def finished(self, launch: Launch, *, needs_reward: bool) -> Translation:
         """Check the settings, and list arguments that are not settings; for trainers without further rules."""
@@ -103,6 +99,8 @@ def translate_keys(launch: Launch, table: Table, answer_of: Callable[[Launch, st
     done = Translation(remarks=list(launch.remarks))
     for key, text in launch.texts.items():
         done.add(Line(launch.typed.get(key, key), text, answer_of(launch, key, None)))
+    shadowed = Answer("always", note="another name of a key that is given again later; the later value counts")
+    done.lines += [Line(key, text, shadowed) for key, text in launch.shadowed.items()]
     for key, value in table.defaults.items():
         if not launch.has(key):
             answer = answer_of(launch, key, value)
@@ -118,13 +116,16 @@ def translate_keys(launch: Launch, table: Table, answer_of: Callable[[Launch, st
 def answer_for(launch: Launch, key: str, default: Any, rules: Mapping[str, Rule], table: Table) -> Answer:
     """Return the answer of a rule or of the table; `default` is the value of a key that the launch does not give."""
     if key in launch.unreadable:
+        found = None if key in rules or key in table.same or key in table.values else table.note(key)
+        if found and found.how != "set":
+            return found
         return Answer("none", note=f"could not be read: {launch.unreadable[key]}")
     value = launch.get(key, default)
     try:
         answer = table.unused(launch, key) or (rules[key](launch, value) if key in rules else table.answer(key, value))
     except Unreadable as error:
         return Answer("none", note=str(error))
-    except (TypeError, ValueError, ZeroDivisionError):
-        return Answer("none", note=f"{value!r} is not a number; write the number")
+    except (TypeError, ValueError, ArithmeticError):
+        return Answer("none", note=f"{value!r} is not a value of this key; write it out")
     hint = did_you_mean(key, [*rules, *table.values, *table.same, *table.notes])
     return answer or Answer("none", note=f"not in the table of `rlcore migrate`.{hint}")

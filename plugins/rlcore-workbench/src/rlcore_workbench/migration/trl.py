@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
-from rlcore_workbench.migration.answer import TRACKERS, Answer, Rule, directory, to, tracker_list
+from rlcore_workbench.migration.answer import TRACKERS, Answer, Rule, data_set, directory, lr_floor, to, tracker_list
 from rlcore_workbench.migration.flags import read_flags
-from rlcore_workbench.migration.launch import Launch, read_text
+from rlcore_workbench.migration.launch import Launch, known, read_text
 from rlcore_workbench.migration.programs import Program
+from rlcore_workbench.migration.python import PythonFile, source
 from rlcore_workbench.migration.table import read_table
 from rlcore_workbench.migration.translation import Translation, answer_for, translate_keys
 from rlcore_workbench.migration.words import literal
@@ -19,12 +20,15 @@ from rlcore_workbench.migration.words import literal
 _EXAMPLE = (
     "Type  rlcore migrate FILE.py   with a file that calls GRPOConfig, or  rlcore migrate 'trl grpo --config FILE'"
 )
-_CALLS = {
-    "GRPOConfig": {},
-    "LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules"},
-    "GRPOTrainer": {"model": "model_name_or_path", "reward_funcs": "reward_funcs", "train_dataset": "dataset_name"},
+_CALLS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "GRPOConfig": (["output_dir"], {}),
+    "LoraConfig": (["task_type"], {"r": "lora_r", "target_modules": "lora_target_modules"}),
+    "GRPOTrainer": (
+        ["model", "reward_funcs", "args", "train_dataset", "eval_dataset"],
+        {"model": "model_name_or_path", "train_dataset": "dataset_name"},
+    ),
 }
-"""Function -> names of its arguments as those of `trl grpo`. Other arguments of GRPOTrainer are Python objects."""
+"""Function -> names of its positional arguments, and the names that `trl grpo` has for some of its arguments."""
 
 
 def is_launch(found: Program) -> bool:
@@ -39,7 +43,7 @@ def read_command(found: Program) -> Launch:
     launch.others = [text for text in launch.others if text != "grpo"]
     if not launch.has("config"):
         return launch
-    merged = read_yaml(Path(launch.text("config")))
+    merged = read_yaml(Path(known(launch, "config")))
     for key, text in launch.texts.items():
         if key != "config":
             merged.put(key, text, launch.settings.get(key), launch.unreadable.get(key, ""))
@@ -53,7 +57,7 @@ def read_yaml(path: Path) -> Launch:
 
     try:
         content = yaml.safe_load(read_text(path, _EXAMPLE))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number out of range
         raise ConfigError(f"{path} is not valid YAML: {error}\n{_EXAMPLE}") from error
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path} is not a mapping of arguments, so it has no launch\n{_EXAMPLE}")
@@ -69,69 +73,37 @@ def read_python(path: Path, text: str) -> Launch:
     Raises:
         ConfigError: the file is not valid Python, or does not contain exactly one GRPOConfig.
     """
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno} is not valid Python: {error.msg}\n{_EXAMPLE}") from error
-    configs = [call.lineno for call in _calls(tree, "GRPOConfig")]
+    file = PythonFile(path, text, _EXAMPLE)
+    configs = [call.lineno for call in file.calls("GRPOConfig")]
     if len(configs) != 1:
         where = (
             f"{len(configs)} calls of GRPOConfig, at lines {', '.join(map(str, configs))}" if configs else "no launch"
         )
         raise ConfigError(f"{path} has {where}, not one call of GRPOConfig\n{_EXAMPLE}")
     launch = Launch(module=str(path), trainer="grpo")
-    names = _assigned(tree)
-    for function, renamed in _CALLS.items():
-        for call in _calls(tree, function):
-            for keyword in call.keywords:
-                if function != "GRPOTrainer" or keyword.arg in renamed:
-                    name = renamed.get(str(keyword.arg), keyword.arg) or f"**{ast.unparse(keyword.value)}"
-                    _put(launch, name, keyword.value, names, path)
+    for function, (positions, renamed) in _CALLS.items():
+        for call in file.calls(function):
+            if function == "LoraConfig":
+                launch.put("use_peft", function, function)
+            given = [*zip(positions, call.args, strict=False), *((it.arg, it.value) for it in call.keywords)]
+            for name, node in [*given, *file.assigned_to(call)]:
+                if name != "args":
+                    _put(launch, renamed.get(name, name) if name else "**kwargs", node, file)
+    if file.defaults:
+        launch.remarks.append(f"arguments of {path} have their defaults: {', '.join(dict.fromkeys(file.defaults))}")
     return launch
 
 
-def _calls(tree: ast.AST, function: str) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == function:
-            yield node
-
-
-def _assigned(tree: ast.AST) -> dict[str, ast.expr | None]:
-    """Return variable -> its value, None for a variable that is assigned several times; functions are their names."""
-    found: dict[str, ast.expr | None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            found[name] = None if name in found else node.value
-        elif isinstance(node, ast.ImportFrom):
-            found |= {it.asname or it.name: ast.Constant(f"{node.module}:{it.name}") for it in node.names}
-        elif isinstance(node, ast.FunctionDef):
-            found[node.name] = ast.Constant(f":{node.name}")
-    return found
-
-
-def _put(launch: Launch, key: str, node: ast.expr, names: Mapping[str, ast.expr | None], path: Path) -> None:
-    text = ast.unparse(node)
+def _put(launch: Launch, key: str, node: ast.expr | None, file: PythonFile) -> None:
+    if node is None:
+        launch.put(key, "", None, "the file sets it in a branch, or computes it")
+        return
     try:
-        value = _value(node, names, path)
-    except ValueError:
-        launch.put(key, text, None, f"the file computes it: {text}")
+        value = file.value(node)
+    except ValueError as error:
+        launch.put(key, source(node), None, str(error))
     else:
         launch.put(key, str(value), value, literal(str(value)))
-
-
-def _value(node: ast.expr, names: Mapping[str, ast.expr | None], path: Path) -> Any:
-    """Evaluate literals, variables that are assigned once, names of functions, and the name in load_dataset("name")."""
-    match node:
-        case ast.Name(id=name) if (known := names.get(name)) is not None:
-            return _value(known, {it: value for it, value in names.items() if it != name}, path)
-        case ast.Constant(value=str(text)) if text.startswith(":"):
-            return f"{path}{text}"
-        case ast.List(elts=parts):
-            return [_value(part, names, path) for part in parts]
-        case ast.Call(func=ast.Name(id="load_dataset"), args=[ast.Constant(value=str(text)), *_]):
-            return text
-    return ast.literal_eval(node)
 
 
 def translate(launch: Launch) -> Translation:
@@ -157,8 +129,10 @@ def _batch(launch: Launch, value: Any) -> Answer:
     settings = (("trainer.prompts_per_step", prompts), ("algorithm.minibatches", updates))
     if (prompts, updates) != _generation(launch):
         return Answer("partly", settings, "rounded to whole prompts and mini-batches")
-    if launch.get("num_processes") or launch.get("generation_batch_size"):
+    if launch.get("num_processes"):
         return Answer("set", settings)
+    if launch.get("generation_batch_size"):
+        return Answer("partly", settings, "for one device; divide algorithm.minibatches by the number of processes")
     return Answer("partly", settings, "for one device; multiply trainer.prompts_per_step by the number of processes")
 
 
@@ -169,10 +143,83 @@ def _steps(launch: Launch, value: Any) -> Answer:
     return to(f"{updates:g} optimizer steps per step", trainer__steps=max(1, round(value / updates)))
 
 
+def _every(setting: str) -> Rule:
+    """Return a rule for a number of optimizer steps."""
+
+    def rule(launch: Launch, value: Any) -> Answer:
+        updates = _generation(launch)[1] * launch.get("num_iterations", 1)
+        if 0 < value < 1:
+            return Answer("none", note=f"a share of all steps; type  {setting}=N  in steps")
+        return Answer("set", ((setting, max(1, round(value / updates))),))
+
+    return rule
+
+
 def _epochs(launch: Launch, value: Any) -> Answer:
     if launch.get("max_steps", -1) > 0:
         return Answer("always", note="max_steps decides")
     return to(trainer__epochs=value)
+
+
+def _loss(launch: Launch, value: Any) -> Answer:
+    if value == "dr_grpo":
+        longest = launch.texts.get("max_completion_length", 512)
+        note = f"the sum is not divided by max_completion_length={longest}, so gradients are {longest} times as large"
+        return Answer("partly", (("algorithm", "grpo"), ("algorithm.average", "seq-mean-token-sum")), note)
+    if value == "bnpo":
+        note = "TRL averages over each micro-batch, rlcore over the mini-batch"
+        return Answer("partly", (("algorithm", "grpo"), ("algorithm.average", "token-mean")), note)
+    return read_table("trl").answer("loss_type", value) or Answer("none")
+
+
+def _sync(launch: Launch, value: Any) -> Answer:
+    if not value:
+        return Answer("always", note="off")
+    updates = _generation(launch)[1] * launch.get("num_iterations", 1)
+    steps = max(1, round(launch.get("ref_model_sync_steps", 512) / updates))
+    return to(
+        f"{updates:g} optimizer steps per step",
+        algorithm__kl__sync_every_steps=steps,
+        algorithm__kl__sync_mix=launch.get("ref_model_mixup_alpha", 0.6),
+    )
+
+
+def _entropy(launch: Launch, value: Any) -> Answer:
+    if not value:
+        return Answer("always", note="off")
+    names = {
+        "target": ("entropy_target", 0.2),
+        "delta": ("entropy_coef_delta", 0.005),
+        "max": ("entropy_coef_max", 1.0),
+    }
+    return Answer("set", tuple((f"algorithm.adaptive_entropy.{name}", launch.get(*key)) for name, key in names.items()))
+
+
+def _lora(setting: str) -> Rule:
+    """Return a rule for LoRA, whose default is 8 in Python."""
+
+    def rule(launch: Launch, value: Any) -> Answer:
+        python = launch.get("use_peft") == "LoraConfig" and setting not in launch.texts
+        return Answer(
+            "set", ((f"backend.{setting}" if setting != "lora_r" else "backend.lora_rank", 8 if python else value),)
+        )
+
+    return rule
+
+
+def _data(launch: Launch, value: Any) -> Answer:
+    if launch.module.endswith(".py") and not launch.has("dataset_train_split"):
+        return to(data__train=value)
+    return to(data__train=data_set(value, launch.get("dataset_train_split"), launch.get("dataset_config")))
+
+
+def _scheduler(launch: Launch, value: Any) -> Answer:
+    """Return the final learning rate of lr_scheduler_kwargs."""
+    if not isinstance(value, Mapping) or not value.keys() <= {"min_lr", "min_lr_rate"}:
+        return Answer("none", note="the schedules have a final learning rate only: optimizer.min_lr_ratio")
+    if "min_lr" in value:
+        return lr_floor("optimizer.min_lr_ratio", "learning_rate", 1e-6)(launch, value["min_lr"])
+    return to(optimizer__min_lr_ratio=value["min_lr_rate"])
 
 
 def _epsilon(launch: Launch, value: Any) -> Answer:
@@ -193,7 +240,7 @@ def _beta(launch: Launch, value: Any) -> Answer:
 def _correction(launch: Launch, value: Any) -> Answer:
     if not value:
         return Answer("always", note="off")
-    weight, _, beyond = launch.get("vllm_importance_sampling_mode", "sequence_mask").partition("_")
+    weight, _, beyond = str(launch.get("vllm_importance_sampling_mode", "sequence_mask")).partition("_")
     low, high = (launch.get(f"vllm_importance_sampling_clip_{end}", usual) for end, usual in (("min", 0), ("max", 3.0)))
     values = {"weight": weight, "beyond": beyond, "high": high, "low": low or 0}
     return Answer("set", tuple((f"algorithm.correction.{name}", it) for name, it in values.items()))
@@ -220,10 +267,12 @@ def _mode(launch: Launch, value: Any) -> Answer:
 
 
 def _trackers(launch: Launch, value: Any) -> Answer:
-    names = value if isinstance(value, list) else [value]
+    names = value if isinstance(value, list) else [value or "none"]
     known = [TRACKERS[name] for name in names if name in TRACKERS]
     settings = (("trackers", tracker_list(["console", "jsonl", *known], launch.get("project"))),)
-    unknown = ", ".join(str(name) for name in names if name not in (*TRACKERS, "none", "all"))
+    if "all" in names:
+        return Answer("partly", settings, "name the trackers:  rlcore list-plugins --kind tracker --all")
+    unknown = ", ".join(str(name) for name in names if name not in (*TRACKERS, "none"))
     return Answer("partly", settings, f"there is no tracker for {unknown}") if unknown else Answer("set", settings)
 
 
@@ -245,10 +294,19 @@ RULES: dict[str, Rule] = {
     "per_device_train_batch_size": _batch,
     "max_steps": _steps,
     "num_train_epochs": _epochs,
+    "save_steps": _every("checkpoint.every_steps"),
+    "eval_steps": _every("eval.every_steps"),
     "epsilon": _epsilon,
     "epsilon_high": _epsilon_high,
     "beta": _beta,
     "reward_funcs": _rewards,
+    "loss_type": _loss,
+    "sync_ref_model": _sync,
+    "use_adaptive_entropy": _entropy,
+    "lora_r": _lora("lora_r"),
+    "lora_alpha": _lora("lora_alpha"),
+    "dataset_name": _data,
+    "lr_scheduler_kwargs": _scheduler,
     "vllm_mode": _mode,
     "vllm_importance_sampling_correction": _correction,
     "output_dir": _output,

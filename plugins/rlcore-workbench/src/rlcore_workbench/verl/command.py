@@ -15,7 +15,7 @@ TRAINER = "verl.trainer.main_ppo"
 EXAMPLE = f"python3 -m {TRAINER} key=value …"
 _TRAINERS = {
     "ppo": r"verl\.trainer\.main_ppo(_sync)?|(.*/)?verl/trainer/main_ppo\.py|(recipe\.)?dapo\.main_dapo"
-    r"|(recipe\.)?dapo\.dapo_transfer_queue\.main_dapo|(recipe\.)?entropy\.main_entropy",
+    r"|(recipe\.)?dapo\.dapo_transfer_queue\.main_dapo|(recipe\.)?entropy\.main_entropy|(recipe\.)?gvpo\.gvpo_main_ppo",
     "sft": r"(.*[./])?(fsdp_)?sft_trainer(\.py)?",
     "generation": r"(.*[./])?main_generation(_server)?(\.py)?",
     "async": r"(.*\.)?fully_async_main",

@@ -28,8 +28,9 @@ def backend_of(launch: Launch) -> str:
     """Return the training backend, given by a key, the config file, or keys of Megatron."""
     for key in (ACTOR + "strategy", "model_engine"):
         if launch.has(key):
-            name = str(launch.get(key))
-            return _STRATEGIES.get(name, name)
+            name = launch.texts[key]
+            usual = _STRATEGIES.get(name, name) == "fsdp"  # also where a branch of the script leaves it out
+            return "fsdp" if usual else _STRATEGIES.get(name, str(launch.get(key)))
     groups = [word.partition("=")[2] for word in launch.others if "@actor_rollout_ref.actor=" in word]
     if groups:
         return groups[-1].removesuffix("_actor")

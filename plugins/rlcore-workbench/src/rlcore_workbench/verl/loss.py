@@ -23,15 +23,17 @@ ESTIMATORS: Mapping[str, str] = {
 }
 """Estimators without a critic; any other name is looked up unchanged among the algorithms."""
 LOSSES: Mapping[str, str] = {
-    **{name: name for name in ("gspo", "sapo", "gpg", "clip_cov", "kl_cov", "cispo")},
+    **{name: name for name in ("gspo", "sapo", "gpg", "clip_cov", "kl_cov", "cispo", "gvpo")},
     "geo_mean": "gmpo",
+    "dppo_tv": "dppo",
+    "dppo_kl": "dppo",
 }
 """Losses other than `vanilla` that are algorithms here."""
 _IGNORED: Mapping[str, frozenset[str]] = {
-    "clip_low": frozenset({"sapo", "gpg", "kl_cov"}),
-    "clip_high": frozenset({"sapo", "gpg", "kl_cov"}),
+    "clip_low": frozenset({"sapo", "gpg", "kl_cov", "gvpo"}),
+    "clip_high": frozenset({"sapo", "gpg", "kl_cov", "gvpo"}),
     "dual_clip": frozenset(LOSSES),
-    "average": frozenset({"sapo", "geo_mean"}),
+    "average": frozenset({"sapo", "geo_mean", "gvpo"}),
 }
 """Setting -> losses of verl that ignore it."""
 
@@ -39,7 +41,7 @@ _IGNORED: Mapping[str, frozenset[str]] = {
 def loss_of(launch: Launch) -> str:
     """Return the loss, or vanilla if the requested one does not support the estimator."""
     loss = str(launch.get(LOSS, "vanilla"))
-    fits = LOSSES.get(loss, loss) in available("algorithm") and launch.get(ESTIMATOR, "gae") in ESTIMATORS
+    fits = LOSSES.get(loss, loss) in available("algorithm") and str(launch.get(ESTIMATOR, "gae")) in ESTIMATORS
     return loss if fits else "vanilla"
 
 
@@ -47,6 +49,8 @@ def chosen(launch: Launch) -> tuple[str, str]:
     """Return the algorithm and its setting `estimator`; empty means the algorithm's default."""
     if launch.trainer == "sft":
         return "sft", ""
+    if launch.get("distillation.enabled"):
+        return "distillation", ""
     asked, loss = str(launch.get(ESTIMATOR, "gae")), loss_of(launch)
     if asked == "gae":
         return ("dual_clip_ppo" if corrected(launch) else "ppo"), ""
@@ -56,7 +60,7 @@ def chosen(launch: Launch) -> tuple[str, str]:
     if estimator == "grpo" and not launch.get("algorithm.norm_adv_by_std_in_grpo", True):
         estimator = "dr_grpo"
     if loss != "vanilla":
-        own = "gpg" if loss == "gpg" else "grpo"
+        own = {"gpg": "gpg", "gvpo": estimator}.get(loss, "grpo")  # gvpo has no advantages
         return LOSSES.get(loss, loss), estimator if estimator != own else ""
     if estimator == "gpg":
         return "reinforce", "gpg"  # the algorithm gpg has its own loss
@@ -89,6 +93,8 @@ def _loss(launch: Launch, value: Any) -> Answer:
         return Answer("none", note=f"this loss needs advantages of groups, not {launch.get(ESTIMATOR, 'gae')}")
     if loss_of(launch) == "vanilla":
         return Answer("none", note=f"no algorithm has the loss '{value}':  rlcore list-plugins --kind algorithm --all")
+    if value in ("dppo_tv", "dppo_kl"):
+        return to(algorithm="dppo", algorithm__divergence=value.removeprefix("dppo_"))
     return to(algorithm=chosen(launch)[0])
 
 
@@ -100,8 +106,11 @@ def _of_loss(setting: str) -> Rule:
         if value is None:
             return Answer("always", note="null: the default")
         if loss in _IGNORED.get(setting, ()):
+            if loss.startswith("dppo"):
+                return Answer("none", note="the ratio is not truncated")
             return Answer("always", note=f"has no effect with {LOSS}={loss}")
-        return Answer("set", ((f"algorithm.{setting}", _number(value)),))
+        name = "limit" if setting.startswith("clip") and loss.startswith("dppo") else setting
+        return Answer("set", ((f"algorithm.{name}", _number(value)),))
 
     return rule
 
@@ -116,6 +125,8 @@ def _clip(launch: Launch, value: Any) -> Answer:
     low, high = (_number(value if end is None else end) for end in ends)
     if loss_of(launch) in _IGNORED["clip_low"]:
         return Answer("always", note=f"has no effect with {LOSS}={loss_of(launch)}")
+    if loss_of(launch).startswith("dppo"):
+        return to(algorithm__limit=low)
     return to(algorithm__clip_low=low, algorithm__clip_high=high)
 
 
@@ -151,6 +162,8 @@ def _gamma(launch: Launch, value: Any) -> Answer:
 def _by_std(launch: Launch, value: Any) -> Answer:
     if ESTIMATORS.get(launch.get(ESTIMATOR, "gae")) != "grpo":
         return Answer("always", note=f"has no effect with {ESTIMATOR}={launch.get(ESTIMATOR, 'gae')}")
+    if chosen(launch)[0] == "gvpo":
+        return Answer("always", note="gvpo compares rewards without the deviation of their group")
     if chosen(launch)[0] == "grpo":
         return to(algorithm__normalize_by_std=value)
     return (
@@ -165,6 +178,10 @@ def _average(launch: Launch, value: Any) -> Answer:
         return Answer("always", note=f"{LOSS}={loss_of(launch)} has its own average")
     if value in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
         return to(algorithm__average=value)
+    if value == "seq-mean-token-sum-norm":
+        longest = launch.get(ACTOR + "loss_scale_factor") or launch.get("data.max_response_length", 512)
+        note = f"the sum is not divided by {longest}, so gradients are {longest} times as large"
+        return Answer("partly", (("algorithm.average", "seq-mean-token-sum"),), note)
     return Answer("none", note="the averages are token-mean, seq-mean-token-mean and seq-mean-token-sum")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlcore_workbench.migration.answer import PROJECTS, TRACKERS, Answer, Rule, available, to, tracker_list
+from rlcore_workbench.migration.answer import PROJECTS, TRACKERS, Answer, Rule, available, lr_floor, to, tracker_list
 from rlcore_workbench.migration.launch import Launch
 from rlcore_workbench.verl.names import ACTOR, MICRO, ROLLOUT
 
@@ -55,6 +55,20 @@ def engine_options(launch: Launch, key: str, value: Any) -> Answer:
     if engine != launch.get(ROLLOUT + "name", "vllm"):
         return Answer("always", note=f"has no effect without {ROLLOUT}name={engine}")
     return Answer("set", ((f"rollout.engine_options.{name}", value),))
+
+
+def _option(name: str) -> Rule:
+    """Return a rule for an argument of vLLM."""
+
+    def rule(launch: Launch, value: Any) -> Answer:
+        if launch.get(ROLLOUT + "name", "vllm") != "vllm":
+            return Answer("none", note="the engine chooses it:  rollout.engine_options")
+        parallel = name == "enable_expert_parallel"
+        if value is None or (parallel and value == 1):
+            return Answer("always", note="the default")
+        return Answer("set", ((f"rollout.engine_options.{name}", True if parallel else value),))
+
+    return rule
 
 
 def _max_response(launch: Launch, value: Any) -> Answer:
@@ -134,7 +148,13 @@ RULES: dict[str, Rule] = {
     "critic.forward_max_token_len_per_gpu": _log_prob_tokens,
     "data.truncation": _truncation,
     ACTOR + "optim.lr_warmup_steps_ratio": _warmup_ratio,
+    ACTOR + "optim.min_lr": lr_floor("optimizer.min_lr_ratio", ACTOR + "optim.lr", 1e-6),
+    "critic.optim.min_lr": lr_floor("critic.optimizer.min_lr_ratio", "critic.optim.lr", 1e-5),
     ROLLOUT + "name": _engine,
+    ROLLOUT + "enable_chunked_prefill": _option("enable_chunked_prefill"),
+    ROLLOUT + "max_num_batched_tokens": _option("max_num_batched_tokens"),
+    ROLLOUT + "cudagraph_capture_sizes": _option("cudagraph_capture_sizes"),
+    ROLLOUT + "expert_parallel_size": _option("enable_expert_parallel"),
     ROLLOUT + "val_kwargs.do_sample": _val_sample,
     "trainer.total_epochs": _epochs,
     "trainer.logger": _logger,

@@ -40,11 +40,6 @@ def _check_trainer(launch: Launch) -> None:
             f"{foreign[0]} is a setting of a trainer other than {TRAINER}\n"
             f"Leave out  {', '.join(foreign)}  if the launch is one of {TRAINER}; otherwise type its module, too."
         )
-    if launch.get("distillation.enabled"):
-        raise ConfigError(
-            "distillation.enabled=True: on-policy distillation is not translated\n"
-            "In rlcore it is an algorithm:  rlcore config algorithm=distillation"
-        )
 
 
 def _check_plugin(kind: str, name: str, key: str) -> None:

@@ -15,6 +15,12 @@ from rlcore_workbench.verl.scope import check_algorithm, check_scope
 
 RULES: dict[str, Rule] = {**loss.RULES, **run.RULES, **devices.RULES, **schedule.RULES}
 _TABLES = {name: f"verl_{name}" for name in ("sft", "generation", "async", "one_step")}
+_PASSED = {
+    r"data\.apply_chat_template_kwargs\.": "data.chat_template_kwargs.",
+    r"actor_rollout_ref\.model\.override_config\.(model_config\.)?(?!\w*(drop|attn_impl|moe_config))": "model.overrides.",
+    r"distillation\.teacher_models?(\.\w+)?\.model_path$": "algorithm.teacher",
+}
+"""Beginning of keys -> setting."""
 _OWN_FILES = re.compile(
     r"--config-name=(ppo|dapo|fully_async_ppo|one_step_off_ppo)(_megatron)?_trainer(\.yaml)?|--config-path=(\./)?config"
 )
@@ -48,7 +54,7 @@ def translate(launch: Launch) -> Translation:
 
 
 def _add_reward(done: Translation) -> None:
-    if "reward" not in done.settings and done.settings.get("algorithm") != "sft":
+    if "reward" not in done.settings and done.settings.get("algorithm") not in ("sft", "distillation"):
         done.settings["reward"] = DEFAULT_REWARD
         done.remarks.append(
             "reward: verl selects it by the column data_source. The command uses verl's function, so verl must be installed"
@@ -60,13 +66,13 @@ def _choose_command(done: Translation, launch: Launch) -> None:
     """Choose another command than `rlcore train` for a launch that does not train; its model is an argument."""
     if launch.trainer == "generation":
         done.command = ("rlcore", "rollout", done.settings.pop("model.path", "DIR"), _samples(launch))
-    elif launch.get("trainer.val_only"):
+    elif launch.settings.get("trainer.val_only"):
         done.command = ("rlcore", "eval", done.settings.pop("model.path", "DIR"))
 
 
 def _samples(launch: Launch) -> str:
     """Return the directory for generated samples."""
-    return str(launch.get("data.output_path", "samples")).removesuffix(".parquet")
+    return str(launch.settings.get("data.output_path", "samples")).removesuffix(".parquet")
 
 
 def _other(text: str) -> Answer:
@@ -88,6 +94,8 @@ def answer_of(launch: Launch, key: str, default: Any = None) -> Answer:
         rules = {key: lambda launch, value: run.engine_options(launch, key, value)}
     elif key.startswith(run.CUSTOM + "reward_kwargs."):
         rules = {key: lambda launch, value: Answer("set", note="an option of the reward")}
+    elif passed := _passed(key):
+        rules = {key: lambda launch, value: Answer("set", ((passed, value),))}
     answer = answer_for(launch, key, default, rules, table_of(launch))
     if not any(name.startswith("rollout.") for name, _ in answer.settings):
         return answer
@@ -95,6 +103,12 @@ def answer_of(launch: Launch, key: str, default: Any = None) -> Answer:
         return _for_engine(launch, answer)
     except Unreadable as error:
         return Answer("none", note=str(error))
+
+
+def _passed(key: str) -> str:
+    """Return the setting for a key that has the names of another configuration after a fixed beginning."""
+    found = (re.sub(f"^{pattern}", setting, key) for pattern, setting in _PASSED.items())
+    return next((setting for setting in found if setting != key), "")
 
 
 def _for_engine(launch: Launch, answer: Answer) -> Answer:
