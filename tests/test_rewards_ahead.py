@@ -228,6 +228,20 @@ class Together:
         return [len(it) + sum(map(len, completion)) / 1000 for it in completion]
 
 
+class Looks(GRPO):
+    """An algorithm that takes three more prompts in every step; the controller looks for groups before, and twice later."""
+
+    def draw(self, roles, prompts):
+        samples = super().draw(roles, prompts)
+        roles.step.while_waiting()
+        return samples.cat([samples, super().draw(roles, roles.more_prompts(3))])
+
+    def update(self, roles, experience):
+        roles.step.while_waiting()
+        roles.step.while_waiting()
+        return super().update(roles, experience)
+
+
 def by_rank(completion):
     return float(len(completion))
 
@@ -253,7 +267,7 @@ def scored_ahead(directory):
     "more",
     [
         (f"reward=[{{name: '{__file__}:Together'}}, {{name: '{__file__}:by_rank', relative: rank}}]",),
-        (f"reward={__file__}:Together", f"algorithm={Path(__file__).parent / 'test_prefetch.py'}:Refills"),
+        (f"reward={__file__}:Together", f"algorithm={__file__}:Looks"),
     ],
     ids=["relative", "refills"],
 )
@@ -269,13 +283,15 @@ def test_results_are_those_of_rewards_in_the_step(tmp_path, monkeypatch, cluster
     assert 0 == scored_ahead(tmp_path / "local")[0] < scored_ahead(tmp_path / "local")[1]
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", f"{__file__}:Looks"], ids=["once", "refills"])
 @pytest.mark.parametrize("on_ray", [False, True], ids=["local", "ray"])
-def test_every_sample_is_scored_once(tmp_path, cluster, on_ray):  # noqa: F811
+def test_every_sample_is_scored_once(tmp_path, cluster, on_ray, algorithm):  # noqa: F811
     reward, file = notes(tmp_path)
-    pipelined(tmp_path, *(cluster if on_ray else ()), reward, "data.eval=")
+    pipelined(tmp_path, *(cluster if on_ray else ()), reward, f"algorithm={algorithm}", "data.eval=")
 
-    assert Counter(file.read_text().split()) == dict.fromkeys(map(str, range(4 * 32)), 1)
-    assert scored_ahead(tmp_path) == [0, 1, 1, 1]
+    num_groups, ahead = (8, 1.0) if algorithm == "grpo" else (11, 8 / 11)
+    assert Counter(file.read_text().split()) == dict.fromkeys(map(str, range(4 * num_groups * 4)), 1)
+    assert scored_ahead(tmp_path) == pytest.approx([0, ahead, ahead, ahead])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
