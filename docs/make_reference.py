@@ -66,7 +66,7 @@ def reference() -> str:
         " [Metrics](metrics.md) have a page of their own.",
         table(("setting", "default", "meaning"), settings()),
         "## Errors",
-        "Indented classes are subclasses of the class above. A `UserError` ends a command with exit code 2, all others with 1.",
+        "Indented classes are subclasses of the class above. A `UserError` ends a command with exit code 2, an `InfrastructureError` with 75, all others with 1.",
         "\n".join(error_tree()),
     ]
     return "\n\n".join(parts) + "\n"

@@ -22,6 +22,7 @@ from rlcore.errors import UserError
 from rlcore.hooks.manager import Hooks
 from rlcore.testing.waiting import HANG_S
 from rlcore.trainer.launch import launch
+from rlcore.trainer.manifest import write_manifest
 from tests.distributions import rlcore
 
 TINY = [
@@ -313,6 +314,9 @@ def test_weights_that_overflow_the_type_are_refused(outputs, tmp_path, capsys):
     run = shutil.copytree(outputs / "r", tmp_path / "r")
     (file,) = run.glob("checkpoints/*/actor/model.safetensors")
     save_file({name: tensor * 1e6 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    checkpoint = file.parents[1]
+    (checkpoint / "manifest.json").unlink()
+    write_manifest(checkpoint, int(checkpoint.name.removeprefix("step_")))
 
     assert main(["export", str(run), str(tmp_path / "m"), "--dtype", "float16"]) == 2
     assert "is too large for float16\nType  --dtype bfloat16" in capsys.readouterr().err

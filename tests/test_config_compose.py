@@ -19,7 +19,7 @@ from rlcore.registry.catalog import Catalog
 
 GIVEN = ("model.path=m", "data.train=t")
 SETTINGS = (
-    "preset, model, data, reward, run, sampling, trainer, schedule, eval, checkpoint, optimizer, critic, runtime, pools, placement,"
+    "preset, model, data, reward, run, sampling, trainer, schedule, eval, checkpoint, recovery, optimizer, critic, runtime, pools, placement,"
     " backend, rollout, algorithm, environment, episode, transfer, device_sharing, trackers, plugins"
 )
 

@@ -18,6 +18,7 @@ from rlcore.api.inputs import Inputs, local_paths, read_inputs
 from rlcore.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from rlcore.config.compose import Composed
     from rlcore.config.schema import Config
     from rlcore.hooks.manager import Hooks
     from rlcore.hooks.specs import RunView
@@ -251,7 +252,7 @@ def plan_run(inputs: Inputs, *, base: Mapping[str, Any] | None = None, in_python
     from rlcore.trainer.plan import make_plan  # imports torch, so a wrong setting is reported first
     from rlcore.trainer.summary import summarize
 
-    directory = (Path(config.run.directory) / (config.run.name or _new_name(config, composed.overrides))).absolute()
+    directory = run_directory(composed)
     if not is_writable(directory):
         raise ConfigError(f"run.directory={config.run.directory} cannot be written\nType  run.directory=DIR")
     chosen = bool(config.run.name or inputs.written)
@@ -332,6 +333,12 @@ def new_directory(first: Path) -> Path:
         except OSError:
             pass
         return directory
+
+
+def run_directory(composed: Composed) -> Path:
+    """Return the directory of a run, with a new name if it has none."""
+    run = composed.config.run
+    return (Path(run.directory) / (run.name or _new_name(composed.config, composed.overrides))).absolute()
 
 
 def _new_name(config: Config, overrides: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """The command `rlcore`. Each subcommand is one module of this package with `main(argv) -> int`, imported on use.
 
-Exit codes: 0 success; 1 the run failed; 2 the input is wrong (message only; --traceback adds the traceback);
-130 ctrl-C, even if the run wrote its checkpoint; 141 the reader of the output has closed it. SIGTERM: 0 if the run
-wrote its checkpoint, 143 before its first step.
+Exit codes: 0 success; 1 the run failed; 2 the input is wrong (message only; --traceback adds the traceback); 75 a
+process, node, disk or network failed, and the same command continues; 130 ctrl-C, even if the run wrote its checkpoint;
+141 the reader of the output has closed it. SIGTERM: 0 if the run wrote its checkpoint, 143 before its first step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from rlcore.cli.ending import FAILED, INPUT, INTERRUPTED, PIPE_CLOSED, RETRY, reported
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"rlcore {__version__}")
         return 0
-    return _guarded(arguments[0], arguments[1:])
+    with reported():
+        return _guarded(arguments[0], arguments[1:])
 
 
 def make_parser(command: str, description: str, examples: str) -> ArgumentParser:
@@ -54,7 +57,7 @@ def make_parser(command: str, description: str, examples: str) -> ArgumentParser
 
 def _guarded(name: str, arguments: list[str]) -> int:
     """Run a command and convert errors to messages and exit codes."""
-    from rlcore.errors import RlcoreError, UserError
+    from rlcore.errors import InfrastructureError, RlcoreError, UserError
 
     try:
         code = _command(name, arguments)
@@ -62,28 +65,27 @@ def _guarded(name: str, arguments: list[str]) -> int:
         return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader closed the pipe, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return PIPE_CLOSED
     except RlcoreError as error:
+        code = INPUT if isinstance(error, UserError) else RETRY if isinstance(error, InfrastructureError) else FAILED
         if "--traceback" in arguments:
             import traceback
 
             traceback.print_exception(error)
-            return 2 if isinstance(error, UserError) else 1
+            return code
         print(f"error: {error}", file=sys.stderr)
-        if isinstance(error, UserError):
-            return 2
-        for note in getattr(error, "__notes__", []):
+        for note in () if code == INPUT else getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
-        return 1
+        return code
     except (OSError, MemoryError) as error:
         message = _resource_message(error)
         if not message or "--traceback" in arguments:
             raise
         print(f"error: {message}", file=sys.stderr)
-        return 1 if isinstance(error, MemoryError) else 2
+        return FAILED if isinstance(error, MemoryError) else INPUT
 
 
 def _resource_message(error: OSError | MemoryError) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore.cli import make_parser
 from rlcore.errors import ConfigError
@@ -25,6 +25,7 @@ examples:
   rlcore train ... --dry-run                               check everything, print the plan, stop
   rlcore train outputs/RUN                                 continue a run with its own settings
   rlcore train outputs/RUN trainer.steps=200               the same with more steps
+  rlcore train ... --supervise                             start again when a process, node or disk failed
 """
 
 
@@ -35,7 +36,11 @@ def main(argv: Sequence[str]) -> int:
     override = "settings, which override those of a preset, or of a run to continue: its directory"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=override)
     parser.add_argument("--dry-run", action="store_true", help="resolve and check everything, print the plan, stop")
+    again = "train in a child process, and continue from the last checkpoint when the infrastructure failed"
+    parser.add_argument("--supervise", action="store_true", help=f"{again} (recovery.max_restarts)")
     options = parser.parse_intermixed_args(list(argv))
+    if options.supervise and not options.dry_run:
+        return _supervise(options.overrides)
     return run(options.overrides, dry_run=options.dry_run)
 
 
@@ -60,10 +65,28 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     return planned.plan, planned.hooks
 
 
+def _supervise(overrides: Sequence[str]) -> int:
+    from rlcore.api.run import run_directory
+    from rlcore.cli.supervise import supervise
+    from rlcore.config.compose import compose
+
+    settings, base = _split(overrides)
+    composed = compose(settings, base=base, origin="config.yaml")
+    directory, recovery = run_directory(composed), composed.config.recovery
+    return supervise([*overrides, f"run.name={directory.name}"], directory, recovery.max_restarts, recovery.window_s)
+
+
 def _planned(overrides: Sequence[str]) -> PlannedRun:
     """Plan a new run, or one to continue if an argument is its directory."""
     from rlcore.api.inputs import Inputs
     from rlcore.api.run import plan_run
+
+    settings, base = _split(overrides)
+    return plan_run(Inputs(settings=settings), base=base)
+
+
+def _split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+    """Return the settings, and those of the run to continue if an argument is its directory."""
     from rlcore.trainer.starts import recorded_config
 
     if "" in overrides:
@@ -71,4 +94,4 @@ def _planned(overrides: Sequence[str]) -> PlannedRun:
     runs = [it for it in overrides if os.path.isdir(it) or ("=" not in it and not it.startswith("~"))]
     run = next(iter(runs), None)
     settings = [it for it in overrides if it is not run]
-    return plan_run(Inputs(settings=settings), base=recorded_config(Path(run)) if run else None)
+    return settings, recorded_config(Path(run)) if run else None

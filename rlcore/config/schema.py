@@ -207,6 +207,20 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """Restarts of a run by `rlcore train … --supervise`."""
+
+    max_restarts: int = 3
+    """Restarts within window_s after which the run ends with exit code 75."""
+    window_s: float = 3600.0
+    """Time in which restarts are counted, in seconds."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, max_restarts=0)
+        require(self.window_s > 0, "window_s", "more than 0", self.window_s, 3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CriticConfig:
     """The critic of algorithms that have one."""
 
@@ -275,6 +289,7 @@ class Config:
     schedule: ScheduleConfig = ScheduleConfig()
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = CheckpointConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = CriticConfig()
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
