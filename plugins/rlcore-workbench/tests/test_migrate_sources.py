@@ -105,6 +105,7 @@ def test_a_python_file_is_read_and_not_executed(file):
         ("--save_strategy no", "checkpoint.every_steps", 0),
         ("--resume_from_checkpoint", "run.resume", "auto"),
         ("--use_adaptive_entropy --entropy_coef 0.01 --entropy_target 0.5", "algorithm.adaptive_entropy.target", 0.5),
+        ("--use_adaptive_entropy --entropy_coef_min 0.001 --entropy_coef 0.01", "algorithm.adaptive_entropy.min", 0.001),
         ("--use_peft --use_rslora", "backend.lora_rslora", True),
         ("--use_peft", "backend.lora_rank", 16),
         ("--use_peft", "backend.lora_alpha", 32),

@@ -191,6 +191,7 @@ def _entropy(launch: Launch, value: Any) -> Answer:
         "target": ("entropy_target", 0.2),
         "delta": ("entropy_coef_delta", 0.005),
         "max": ("entropy_coef_max", 1.0),
+        "min": ("entropy_coef_min", 0.0),
     }
     return Answer("set", tuple((f"algorithm.adaptive_entropy.{name}", launch.get(*key)) for name, key in names.items()))
 
