@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from rlcore_tests.runs import metrics
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -16,6 +17,7 @@ from tokenizers.pre_tokenizers import Split
 
 from rlcore.cli import main
 from rlcore.cli.train import plan_run
+from rlcore.cli.train import run as train
 from rlcore.data.batch import Batch
 from rlcore.errors import DataError
 from rlcore.hooks import Hooks
@@ -23,6 +25,7 @@ from rlcore.protocols.worker import WorkerContext
 from rlcore.quickstart import Recipe, prepare
 from rlcore.testing.model import plain_model
 from rlcore.trainer.launch import launch
+from rlcore.trainer.rewards_ahead import RewardsAhead
 from rlcore.trainer.step import Step
 from rlcore.workers.classifier import ClassifierWorker
 from rlcore.workers.critic import with_score_token
@@ -247,3 +250,20 @@ def test_the_score_token_is_the_last_one_again():
 
     assert ended["input_ids"].tolist() == [5, 6, 6, 7, 8, 9, 9]
     assert ended["loss_mask"].tolist() == [False, False, True, False, False, False, True]
+
+
+@pytest.mark.parametrize(("pool", "share"), [("judges", 1.0), ("actor", 0.0)])
+def test_scores_of_a_model_with_its_own_pool_are_requested_ahead(
+    assets, reward_model, tmp_path, monkeypatch, pool, share
+):
+    placed = ("placement=split", "pools.judges.devices_per_node=1", f"placement.reward_model={pool}")
+    more = ("schedule=pipelined", *placed, f"reward.model={reward_model}", "trainer.steps=3", "trackers=jsonl")
+    found = {}
+    for name in ("ahead", "in_step"):
+        train(settings(assets, tmp_path / name, *more), dry_run=False)
+        found[name] = metrics(tmp_path / name)
+        monkeypatch.setattr(RewardsAhead, "of", lambda groups: None)
+
+    assert found["ahead"] == found["in_step"]
+    lines = [json.loads(line) for line in (tmp_path / "ahead" / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("schedule/scored_ahead", 0.0) for line in lines if line["step"]] == [0.0, share, share]
