@@ -248,6 +248,12 @@ def test_adapters_of_other_settings_are_refused_with_the_settings(other, path, a
             lambda it: (it / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 4, "use_dora": true}'),
             "adapters with use_dora are not supported\n",
         ),
+        (
+            lambda it: (it / "adapter_config.json").write_text(
+                '{"r": 2, "lora_alpha": 4, "init_lora_weights": "pissa_niter_4"}'
+            ),
+            "adapters with init_lora_weights=pissa_niter_4 are not supported\n",
+        ),
     ],
 )
 def test_adapters_that_cannot_be_used_are_refused_before_the_start(damage, message, path, adapters):

@@ -39,7 +39,7 @@ class FSDPConfig:
     lora_alpha: float = 0.0
     """Adapters are scaled by alpha / rank; 0 means alpha = rank."""
     lora_rslora: bool = False
-    """Scale adapters by alpha / √rank (rsLoRA, https://arxiv.org/abs/2312.03732) in place of alpha / rank."""
+    """Scale adapters by alpha / √rank (rsLoRA, https://arxiv.org/abs/2312.03732) instead of alpha / rank."""
     lora_targets: tuple[str, ...] = ("all-linear",)
     """Names of the modules that get adapters, such as q_proj; all-linear: every linear module except the output."""
     lora_path: str = ""

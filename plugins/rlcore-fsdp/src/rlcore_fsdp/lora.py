@@ -28,6 +28,8 @@ from rlcore_fsdp.load import own_part
 ADAPTER = "default"
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PREFIX = "base_model.model."
+_OTHER_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
+"""Initializations of peft that change W, to which the adapters then belong."""
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "use_qalora")
 
 
@@ -127,6 +129,8 @@ def check_start(names: Iterable[str], config: FSDPConfig) -> None:
             "Copy the whole directory again."
         ) from error
     unsupported = [name for name in _UNSUPPORTED if described.get(name)]
+    initial = str(described.get("init_lora_weights", "")).lower()
+    unsupported += [f"init_lora_weights={initial}"] if initial.startswith(_OTHER_BASE) else []
     unsupported += ["bias"] if described.get("bias", "none") != "none" else []
     if unsupported:
         raise ModelError(
