@@ -11,6 +11,8 @@ from typing import Any
 from rlcore.errors import ConfigError
 from rlcore_workbench.migration.answer import data_set
 
+_CHANGING = frozenset({"append", "extend", "insert", "update", "pop", "popitem", "remove", "clear", "setdefault"})
+"""Methods that change a list or a dict."""
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _FORMATS = ("json", "csv", "parquet", "arrow", "text")
@@ -83,6 +85,10 @@ class PythonFile:
                 yield name, value
             case ast.Assign(targets=targets):
                 yield from ((name, None) for target in targets for name in _names(target))
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method in _CHANGING:
+                yield name, None
+            case ast.Delete(targets=targets):
+                yield from ((name, None) for target in targets for name in _names(target))
             case ast.AugAssign(target=target) | ast.For(target=target) | ast.NamedExpr(target=target):
                 yield from ((name, None) for name in _names(target))
             case ast.withitem(optional_vars=ast.expr() as target):
@@ -147,7 +153,9 @@ class PythonFile:
                 return self.value(given["default"])
             if option in flags and "required" not in given:
                 action = given.get("action")
-                return False if isinstance(action, ast.Constant) and action.value == "store_true" else None
+                if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
+                    return action.value == "store_false"
+                return None
         raise ValueError(f"it is the argument --{option} of the file")
 
     def _last(self, name: str, use: ast.Name) -> ast.expr:
@@ -182,7 +190,10 @@ def _is_main(node: ast.AST) -> bool:
 
 
 def _names(target: ast.expr) -> Sequence[str]:
-    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    """Return the variables that an assignment to a target sets or changes: both in `a, b[0] = …`."""
+    names = [it for it in ast.walk(target) if isinstance(it, ast.Name) and isinstance(it.ctx, ast.Store)]
+    changed = [it.value for it in ast.walk(target) if isinstance(it, ast.Subscript)]
+    return [it.id for it in (*names, *changed) if isinstance(it, ast.Name)]
 
 
 def _name(function: ast.expr) -> str:
