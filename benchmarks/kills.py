@@ -29,7 +29,7 @@ RUN = [
     *(f"trainer.steps={STEPS}", f"trainer.prompts_per_step={PROMPTS}", f"sampling.samples_per_prompt={SAMPLES}"),
     *(f"trainer.log_samples={PROMPTS * SAMPLES}", "eval.every_steps=7", "checkpoint.every_steps=1"),
 ]
-MACHINE = ("time", "perf/", "time_s/", "controller/", "schedule/engine_idle")
+MACHINE = ("time", "perf/", "time_s/", "controller/", "schedule/engine_idle", "schedule/scored_ahead")
 
 
 def main() -> int:

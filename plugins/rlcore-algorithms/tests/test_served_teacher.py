@@ -10,7 +10,7 @@ import torch
 from rlcore_algorithms.served_teacher import ServedTeacherWorker, TeacherServerConfig, log_probs_of
 
 from rlcore.cli.train import run as train
-from rlcore.errors import ConfigError, InfrastructureError
+from rlcore.errors import ConfigError, InfrastructureError, RunError
 from rlcore.models.load import copy_tokenizer, load_model
 from rlcore.protocols import WorkerContext
 from rlcore.quickstart import locate
@@ -102,11 +102,12 @@ def test_a_busy_server_is_asked_again_and_a_refusal_ends_the_call(serve, tmp_pat
 
     assert worker(url).log_probs(batch)["ref_log_probs"].any()
 
-    for failures, asked in (([400] * 9, 1), ([503] * 9, 2)):
+    for failures, error, asked in (([400] * 9, RunError, 1), ([503] * 9, InfrastructureError, 2)):
         teacher.failures, teacher.asked = failures, []
-        with pytest.raises(InfrastructureError, match=r"the teacher server at .* answered /completions with"):
+        with pytest.raises(error, match=r"the teacher server at .* answered /completions with") as raised:
             worker(url, retries=1).log_probs(batch)
         assert len(teacher.asked) == asked
+        assert isinstance(raised.value, InfrastructureError) == (error is InfrastructureError)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_busy_server_is_asked_again_and_a_refusal_ends_the_call(serve, tmp_pat
     ],
 )
 def test_an_answer_without_the_log_probs_of_the_tokens_is_an_error(answer):
-    with pytest.raises(InfrastructureError, match="the teacher's server returned"):
+    with pytest.raises(RunError, match="the teacher's server returned"):
         log_probs_of(answer, [5, 7])
 
 

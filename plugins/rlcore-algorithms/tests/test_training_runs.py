@@ -25,7 +25,7 @@ SMALL = [
     "trackers=jsonl",
     "run.name=r",
 ]
-TIMES = ("time", "perf/", "time_s/", "controller/", "schedule/engine_idle")
+TIMES = ("time", "perf/", "time_s/", "controller/", "schedule/engine_idle", "schedule/scored_ahead")
 
 
 @pytest.fixture(scope="module", autouse=True)

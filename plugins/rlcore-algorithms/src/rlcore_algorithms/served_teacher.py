@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import torch
 
 from rlcore import Batch, Worker, dispatch
-from rlcore.errors import ConfigError, InfrastructureError, require, require_at_least
+from rlcore.errors import ConfigError, InfrastructureError, RunError, require, require_at_least
 from rlcore.kits.http import BadAnswer, JsonClient, bearer
 from rlcore.protocols.worker import WorkerContext
 from rlcore.workers.plan import RunPlan
@@ -27,7 +27,7 @@ from rlcore.workers.plan import RunPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherServerConfig:
-    """Server of a teacher with the student's tokenizer: `vllm serve MODEL`."""
+    """Server of a teacher with the student's tokenizer, which is not checked: `vllm serve MODEL`."""
 
     url: str = ""
     """Base address, such as http://localhost:8000/v1; empty: the teacher is a role of the run."""
@@ -77,7 +77,8 @@ class ServedTeacherWorker(Worker):
         """Return the column `ref_log_probs` of the teacher, [T] float32, zero outside `loss_mask`.
 
         Raises:
-            InfrastructureError: the last attempt for a sample failed, or the answer has no log-probs of its tokens.
+            InfrastructureError: the last attempt for a sample failed.
+            RunError: the server refused a request, or its answer has no log-probs of the tokens.
         """
         found = asyncio.run(self._ask([ids.tolist() for ids in batch["input_ids"].split(batch.lengths.tolist())]))
         return Batch.of(
@@ -100,8 +101,9 @@ class ServedTeacherWorker(Worker):
             try:
                 return await self._client.acall("/completions", {"model": self._server.model, **asked})
             except InfrastructureError as error:
-                refused = isinstance(error, BadAnswer) and error.status < 500 and error.status not in (408, 425, 429)
-                if refused or attempt == self._server.retries:
+                if isinstance(error, BadAnswer) and error.status < 500 and error.status not in (408, 425, 429):
+                    raise RunError(f"{error}\nCheck algorithm.server.url, .model and .api_key_variable.") from error
+                if attempt == self._server.retries:
                     error.add_note(f"after {attempt + 1} attempts")
                     raise
             await asyncio.sleep(0.5 * 2**attempt)
@@ -114,12 +116,12 @@ def log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
         entries = answer["choices"][0]["prompt_logprobs"]
         found = [float(entries[place][str(token)]["logprob"]) for place, token in enumerate(ids) if place]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise InfrastructureError(
+        raise RunError(
             f"the teacher's server returned {answer!r:.100}, without a log-prob of every token of the prompt\n"
             "It must be a server of vLLM, and its model must have the student's tokenizer."
         ) from error
     if len(entries) != len(ids) or not all(map(math.isfinite, found)):
-        raise InfrastructureError(
+        raise RunError(
             f"the teacher's server returned {len(entries)} log-probs for {len(ids)} tokens, or some that are not finite"
             "\nCompare the tokenizers of student and teacher, and see the log of the server."
         )
