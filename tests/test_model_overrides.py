@@ -43,6 +43,19 @@ def test_a_directory_is_made_once_and_its_own_values_need_none(path, tmp_path):
     assert override_config(path, {"max_position_embeddings": 78}, tmp_path / "cache") != first
 
 
+def test_a_file_of_an_earlier_transformers_keeps_its_names(path, tmp_path):
+    file = Path(path, "config.json")
+    config = json.loads(file.read_text())
+    del config["rope_parameters"]
+    file.write_text(json.dumps(config | {"rope_theta": 10000.0}))
+
+    changed = override_config(path, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, tmp_path / "cache")
+
+    assert read_config(changed).rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(ConfigError, match=r"config\.json has no 'rope_parameters'"):
+        override_config(path, {"rope_parameters": {"rope_theta": 5.0}}, tmp_path / "cache")
+
+
 def test_a_mapping_changes_only_the_values_that_it_names(path, tmp_path):
     scaling = {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}
 
@@ -59,6 +72,11 @@ def test_a_mapping_changes_only_the_values_that_it_names(path, tmp_path):
         ({"rope_tetha": 1.0, "x": 1}, ConfigError, r"model.overrides.rope_tetha: config.json has no 'rope_tetha'\."),
         ({"max_position_embedding": 9}, ConfigError, r"Did you mean 'max_position_embeddings'\?\nThere are: "),
         ({"dtype": "float16"}, ConfigError, r"overrides.dtype has no effect: .*\nType  model.precision=bfloat16"),
+        (
+            {"max_position_embeddings": {"a": 1}},
+            ConfigError,
+            r"expected a value such as \d+, got a mapping\nType  model",
+        ),
         ({"max_position_embeddings": "many"}, ModelError, "config.json cannot be used: .*max_position_embeddings"),
     ],
 )

@@ -16,6 +16,8 @@ from rlcore.errors import ConfigError, did_you_mean
 from rlcore.models.load import check_directory, read_config
 
 _CONFIG = "config.json"
+_ROPE_IN_PARTS = {"rope_theta", "rope_scaling"}
+"""Names in a config.json of transformers before version 5, which has `rope_parameters` instead."""
 _OWN_SETTING = {"dtype": "model.precision=bfloat16", "torch_dtype": "model.precision=bfloat16"}
 
 
@@ -32,6 +34,8 @@ def override_config(path: str, overrides: Mapping[str, Any], cache: Path) -> str
     directory = check_directory(path).resolve()
     before = json.loads((directory / _CONFIG).read_text())
     known = read_config(directory).to_dict() | before
+    if "rope_parameters" not in before and _ROPE_IN_PARTS & before.keys():
+        known = {name: value for name, value in known.items() if name != "rope_parameters"} | {"rope_scaling": {}}
     after = _merged(before, overrides, known, "")
     if after == before:
         return path
@@ -60,6 +64,10 @@ def _merged(before: Mapping[str, Any], new: Mapping[str, Any], known: Mapping[st
             )
         if not isinstance(value, Mapping):
             after[name] = value
+        elif not isinstance(known[name], Mapping | None):
+            raise ConfigError(
+                f"{setting}: expected a value such as {known[name]!r}, got a mapping\nType  {setting}=VALUE"
+            )
         elif name.endswith("_config"):
             after[name] = _merged(before.get(name) or {}, value, known[name] or {}, f"{prefix}{name}.")
         else:

@@ -27,7 +27,7 @@ class ModelConfig:
     path: str
     """Directory in Hugging Face layout: config.json, safetensors, tokenizer."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Other values for config.json, in training, generation and exported models: {rope_scaling: {rope_type: yarn, …}}. The
+    """Other values for config.json, in training, generation and exported models: {rope_parameters: {rope_theta: 1e6}}. The
     changed file is in the cache of this user, ~/.cache/rlcore; several nodes need a home directory that they share."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the matrix products; parameters and optimizer state stay float32. There is no float16: gradients underflow
