@@ -1,5 +1,6 @@
 """Damage of checkpoints: every changed bit is found before anything is loaded, and the checkpoint before is used."""
 
+import errno
 import json
 import random
 import shutil
@@ -8,7 +9,7 @@ import pytest
 from rlcore_tests.runs import metrics, small_run
 
 from rlcore.cli import main
-from rlcore.errors import UserError
+from rlcore.errors import InfrastructureError, RunError, UserError
 from rlcore.trainer.checkpoint import Checkpoints, newest, read_checkpoint
 from rlcore.trainer.manifest import NAME, damage, write_manifest
 
@@ -102,6 +103,37 @@ def test_a_manifest_of_an_earlier_version_has_sizes_only(whole, tmp_path):
     (copy / NAME).write_text(json.dumps({"step": 4, "files": sizes}))
 
     assert read_checkpoint(copy).step == 4
+
+
+def test_a_file_that_cannot_be_read_is_damage(whole, monkeypatch):
+    def fails(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("rlcore.trainer.manifest._checksum", fails)
+
+    found = damage(whole / "r" / "checkpoints" / "step_000004", checksums=True)
+    assert found.endswith("actor/backend.json cannot be read: Input/output error")
+    assert newest(whole / "r" / "checkpoints", checksums=True) is None
+
+
+def test_the_link_to_the_best_checkpoint_does_not_dangle(tmp_path):
+    (tmp_path / "step_000002").mkdir()
+    (tmp_path / "best").symlink_to("step_000002")
+
+    Checkpoints(tmp_path, 1).sweep(1)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002.damaged"]
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, RunError), (errno.EIO, InfrastructureError)])
+def test_only_a_full_disk_is_not_tried_again(tmp_path, number, error):
+    def fails(path):
+        raise OSError(number, "the disk")
+
+    with pytest.raises(error, match="checkpoint of step 3 could not be written") as raised:
+        Checkpoints(tmp_path, 1).begin(3, {"step": 3}, fails)
+
+    assert type(raised.value) is error
 
 
 def test_damaged_checkpoints_of_several_resumes_keep_their_names_apart(tmp_path):

@@ -18,6 +18,7 @@ from rlcore.cli.ending import FAILED, INPUT, INTERRUPTED, PIPE_CLOSED, RETRY, re
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
+_TEMPORARY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 COMMANDS = {
     "train": "train a model",
     "eval": "score a model or a checkpoint on held-out prompts",
@@ -81,6 +82,9 @@ def _guarded(name: str, arguments: list[str]) -> int:
             print(note, file=sys.stderr)
         return code
     except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno in _TEMPORARY and "--traceback" not in arguments:
+            print(f"error: a disk or the network failed: {error}\nType the same command again.", file=sys.stderr)
+            return RETRY
         message = _resource_message(error)
         if not message or "--traceback" in arguments:
             raise

@@ -1,13 +1,14 @@
 """`rlcore train … --supervise`: run the training as a child process, and start it again when the infrastructure failed.
 
-A run resumes from its last checkpoint, bit for bit, so a restart costs only time. The child tells by one byte that it
-ended by itself; without it, the kernel or a library has ended the process, and Python could not choose an exit code.
+A run resumes from its last checkpoint, bit for bit, so a restart costs only time. The child writes one byte to say
+that it exited on its own; without it, the kernel or a library has ended the process, and its exit code means nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,34 +17,43 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rlcore.cli.ending import FAILED, REPORT, RETRY
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+if TYPE_CHECKING:
+    from rlcore.config.schema import RecoveryConfig
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def supervise(settings: Sequence[str], directory: Path, max_restarts: int, window_s: float) -> int:
-    """Run `rlcore train` with these settings, which name the run in `directory`; return the exit code of the last try."""
-    command = [sys.executable, "-m", "rlcore", "train", *settings]
-    before: tuple[str, int] | None = None
+def supervise(arguments: Sequence[str], directory: Path, recovery: RecoveryConfig) -> int:
+    """Run `rlcore train` with arguments that name the run in `directory`; return the exit code of the last try."""
+    command = [sys.executable, "-m", "rlcore", "train", *arguments]
+    before: tuple[int, int] | None = None
     restarts: list[float] = []
     with _Child() as child:
         while True:
             code, by_itself = child.run(command)
             if child.signal or (by_itself and code != RETRY):
                 return code if code >= 0 else 128 - code
-            failure = (_describe(code, by_itself), _last_step(directory))
-            how, step = failure
-            if failure == before:
-                return _end(f"step {step + 1} has failed twice in the same way ({how})", FAILED)
-            before, now = failure, time.monotonic()
-            restarts = [it for it in restarts if now - it < window_s]
-            if len(restarts) >= max_restarts:
-                spent = f"{len(restarts)} restarts in {window_s:g} s (recovery.max_restarts, recovery.window_s)"
-                return _end(f"the run died after step {step} ({how}), after {spent}", RETRY)
+            how, step = _describe(code, by_itself), _last_step(directory)
+            if (code, step) == before and code != RETRY:
+                return _end(f"step {step + 1} has failed twice in the same way ({how})", directory, FAILED)
+            before, now = (code, step), time.monotonic()
+            restarts = [it for it in restarts if now - it < recovery.window_s]
+            if len(restarts) >= recovery.max_restarts:
+                spent = (
+                    f"{len(restarts)} restarts in {recovery.window_s:g} s (recovery.max_restarts, recovery.window_s)"
+                )
+                return _end(f"the run died after step {step} ({how}), after {spent}", directory, RETRY)
+            delay_s = recovery.delay_s * 2 ** len(restarts)
             restarts.append(now)
-            number = f"restart {len(restarts)} of at most {max_restarts} in {window_s:g} s"
-            print(f"supervise: the run died after step {step} ({how}); {number}", file=sys.stderr, flush=True)
+            number = f"restart {len(restarts)} of at most {recovery.max_restarts} in {recovery.window_s:g} s"
+            text = f"supervise: the run died after step {step} ({how}); {number}, after {delay_s:g} s"
+            print(text, file=sys.stderr, flush=True)
+            if not child.wait(delay_s):
+                return 128 + child.signal
             command = [*command, "run.resume=auto"] if "run.resume=auto" not in command else command
 
 
@@ -70,16 +80,25 @@ class _Child:
             self._process = subprocess.Popen(
                 command, pass_fds=[write], env=os.environ | {REPORT: str(write)}, start_new_session=True
             )
+            if self.signal:  # it arrived before this process could get it
+                self._forward(self.signal, None)
             code = self._process.wait()
             try:
                 return code, bool(os.read(read, 1))
             except BlockingIOError:
                 return code, False
 
+    def wait(self, seconds: float) -> bool:
+        """Wait, and return whether no signal has arrived."""
+        end = time.monotonic() + seconds
+        while not self.signal and time.monotonic() < end:
+            time.sleep(min(0.1, seconds))
+        return not self.signal
+
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+            self._process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
 
 
 @contextmanager
@@ -111,6 +130,7 @@ def _last_step(directory: Path) -> int:
         return latest.step if latest else 0
 
 
-def _end(problem: str, code: int) -> int:
-    print(f"error: {problem}\nThe errors are above; when they are fixed, type the same command again.", file=sys.stderr)
+def _end(problem: str, directory: Path, code: int) -> int:
+    again = f"rlcore train {shlex.quote(str(directory))} --supervise"
+    print(f"error: {problem}\nThe errors are above; to continue:  {again}", file=sys.stderr)
     return code

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--supervise", action="store_true", help=f"{again} (recovery.max_restarts)")
     options = parser.parse_intermixed_args(list(argv))
     if options.supervise and not options.dry_run:
-        return _supervise(options.overrides)
+        return _supervise(options.overrides, ["--traceback"] if options.traceback else [])
     return run(options.overrides, dry_run=options.dry_run)
 
 
@@ -65,15 +65,15 @@ def plan_run(overrides: Sequence[str]) -> tuple[Plan, Hooks]:
     return planned.plan, planned.hooks
 
 
-def _supervise(overrides: Sequence[str]) -> int:
+def _supervise(overrides: Sequence[str], flags: Sequence[str]) -> int:
     from rlcore.api.run import run_directory
     from rlcore.cli.supervise import supervise
     from rlcore.config.compose import compose
 
     settings, base = _split(overrides)
     composed = compose(settings, base=base, origin="config.yaml")
-    directory, recovery = run_directory(composed), composed.config.recovery
-    return supervise([*overrides, f"run.name={directory.name}"], directory, recovery.max_restarts, recovery.window_s)
+    directory = run_directory(composed)
+    return supervise([*flags, *overrides, f"run.name={directory.name}"], directory, composed.config.recovery)
 
 
 def _planned(overrides: Sequence[str]) -> PlannedRun:

@@ -214,9 +214,11 @@ class RecoveryConfig:
     """Restarts within window_s after which the run ends with exit code 75."""
     window_s: float = 3600.0
     """Time in which restarts are counted, in seconds."""
+    delay_s: float = 5.0
+    """Wait before the first restart, in seconds; each further one waits twice as long."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, max_restarts=0)
+        require_at_least(self, max_restarts=0, delay_s=0)
         require(self.window_s > 0, "window_s", "more than 0", self.window_s, 3600)
 
 

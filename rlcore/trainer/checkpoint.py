@@ -11,6 +11,7 @@ A directory without a manifest, or whose files do not match it, is damaged and n
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlcore.data.recorded import flush
-from rlcore.errors import ConfigError, RlcoreError, RunError, UserError
+from rlcore.errors import ConfigError, InfrastructureError, RlcoreError, RunError, UserError
 from rlcore.trainer.manifest import damage, write_manifest
 
 logger = logging.getLogger(__name__)
 _PREFIX = "step_"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +99,14 @@ class Checkpoints:
             last = self.latest()
             good = f"The last complete one is {last.path}" if last else "There is no earlier one"
             what = f"checkpoint of step {step} could not be written"
-            if isinstance(error, OSError | SafetensorError) and not isinstance(error, RlcoreError):
-                raise RunError(f"{what}: {error}\n{good}; free space there and resume.") from error
-            error.add_note(f"{what}. {good}.")
-            raise
+            if isinstance(error, RlcoreError) or not isinstance(error, OSError | SafetensorError):
+                error.add_note(f"{what}. {good}.")
+                raise
+            if isinstance(error, OSError) and error.errno not in _FULL:
+                raise InfrastructureError(
+                    f"{what}: {error}\n{good}; type the same command to resume from it."
+                ) from error
+            raise RunError(f"{what}: {error}\n{good}; free space there and resume.") from error
 
     def latest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint, by the sizes of its files; others are skipped with a warning."""
@@ -116,6 +122,8 @@ class Checkpoints:
             for path in self.directory.glob(f".{_PREFIX}*.{ending}"):
                 shutil.rmtree(path)
         later = [] if step is None else [it for it in checkpoint_paths(self.directory) if int(_step(it)) > step]
+        if any((self.directory / "best").resolve() == path for path in later):
+            (self.directory / "best").unlink()
         for path in later:
             damaged = _unused(path.with_name(f"{path.name}.damaged"))
             logger.warning("%s is damaged: it is now %s", path, path.rename(damaged).name)

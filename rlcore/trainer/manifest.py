@@ -38,6 +38,13 @@ def damage(path: Path, *, checksums: bool) -> str | None:
     if not (path / NAME).is_file():
         return f"no {NAME}"
     try:
+        return _damage(path, checksums=checksums)
+    except OSError as error:  # such as a bad sector
+        return f"{error.filename or 'a file'} cannot be read: {error.strerror}"
+
+
+def _damage(path: Path, *, checksums: bool) -> str | None:
+    try:
         manifest = json.loads((path / NAME).read_text())
         files = {str(name): _entry(found) for name, found in manifest["files"].items()}
         step = int(manifest["step"])
@@ -58,7 +65,7 @@ def damage(path: Path, *, checksums: bool) -> str | None:
     try:
         if (trained := int(json.loads((path / "trainer.json").read_text())["step"])) != step:
             return f"trainer.json is of step {trained}, and {NAME} of step {step}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         return f"trainer.json is broken: {error}"
     return None
 
